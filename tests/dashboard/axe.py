@@ -1,6 +1,6 @@
-"""axe-core, which judges pages for people who cannot see or use a mouse. It is for tests alone, and not in the wheel.
+"""axe-core, which checks the accessibility of pages. Only tests use it; the wheel does not contain it.
 
-It comes by `npm pack`, is checked, and is kept for the next run.
+`npm pack` downloads it; the digest is checked, and the file is cached for the next run.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ _RUN: Final = """
 
 
 def source() -> str:
-    """Empty: it cannot be had."""
+    """Returns its source text, or an empty string if it is not available."""
     if _KEPT.exists() and _is_it(text := _KEPT.read_bytes()):
         return text.decode()
     npm = shutil.which("npm")
@@ -62,7 +62,7 @@ def missing() -> str:
 
 
 def complaints(page: Page, text: str) -> Any:
-    """What is serious on the page."""
+    """Returns the serious and critical violations on the page."""
     if page.run("typeof axe") == "undefined":
         page.run(f"{text}; 0")
     return page.run_to_its_end(_RUN)

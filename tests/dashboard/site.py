@@ -1,4 +1,4 @@
-"""A cluster with a dashboard, as processes that can be killed and started again where they were."""
+"""A cluster with a dashboard, in processes that can be killed and restarted at the same addresses."""
 
 import os
 import socket
@@ -30,7 +30,7 @@ _PATIENCE_S: Final = 60.0
 
 
 class Site:
-    """`rollbook dev` of three bookies, and a fourth bookie in a process of its own."""
+    """`rollbook dev` with three bookies, and a fourth bookie in its own process."""
 
     def __init__(self, folder: Path, children: processes.Family) -> None:
         self._folder = folder

@@ -1,6 +1,6 @@
-"""`rollbook dev` in Chromium, from the first log to a bookie that is gone. The tests build on each other, in this order.
+"""`rollbook dev` in Chromium, from the first log to a removed bookie. The tests build on each other in this order.
 
-No console error, no report of the policy and no failed request is allowed, but for those of servers that were killed.
+Console errors, policy reports and failed requests fail a test, except those caused by killed servers.
 """
 
 import base64
@@ -46,7 +46,7 @@ def page() -> Iterator[Page]:
 
 
 def click(page: Page, button: str, **fields: str) -> None:
-    """Fills in the form that has this button, and presses it."""
+    """Fills in the form that has this button, and presses the button."""
     find = f"[...document.querySelectorAll('form')].find(each => [...each.querySelectorAll('button')].some(b => b.innerText === {json.dumps(button)}))"
     page.wait_until(f"!!({find})")
     for name, value in fields.items():
@@ -55,7 +55,7 @@ def click(page: Page, button: str, **fields: str) -> None:
 
 
 def open_live(page: Page, url: str) -> None:
-    """As a person does who loads a page again that could not be made: it says why."""
+    """Opens a page and waits for its live stream; reloads an error page up to three times."""
     shown = ""
     for _ in range(3):
         page.open(url)
@@ -69,7 +69,7 @@ def open_live(page: Page, url: str) -> None:
     raise AssertionError(shown)
 
 
-def test_a_log_is_made_followed_and_truncated(site: Site, page: Page) -> None:
+def test_log_is_created_followed_and_truncated(site: Site, page: Page) -> None:
     page.open(f"{site.url}/logs")
     page.wait_for("No log yet.")
     click(page, "Create", name="orders")
@@ -89,11 +89,11 @@ def test_a_log_is_made_followed_and_truncated(site: Site, page: Page) -> None:
     page.wait_for("live 119", 10)
     page.wait_for("<script>document.title", 10)
     page.wait_for("(65,536 bytes)", 10)
-    assert page.run("window.stays"), "without a reload"
+    assert page.run("window.stays"), "the page was reloaded"
     assert "owned" not in page.run("document.title")
     shown = json.loads(page.run(_OFFSETS))
     assert shown == sorted(set(shown), reverse=True)
-    assert shown[:-1] == [each + 1 for each in shown[1:]], "nothing is missed, and nothing twice"
+    assert shown[:-1] == [each + 1 for each in shown[1:]], "a record is missing or repeated"
     click(page, "Show what truncating would do", truncate="5")
     page.wait_for("Records 0 to 5 (5) would no longer be readable")
     click(page, "Truncate", typed=_LOG)
@@ -113,14 +113,14 @@ def test_charts_have_pixels(site: Site, page: Page) -> None:
     assert not page.complaints
 
 
-def test_every_screen_can_be_used_by_everybody(site: Site, page: Page) -> None:
-    """axe-core finds nothing serious: light, dark, and on a narrow screen, which does not scroll sideways."""
+def test_every_screen_passes_the_accessibility_check(site: Site, page: Page) -> None:
+    """axe-core reports nothing serious, light or dark, and a narrow screen does not scroll sideways."""
     text = axe.source()
     if not text:
         pytest.skip(axe.missing())
     with rollbook.connect(f"log://{site.logs}") as client:
         log = client.open("orders")
-        for number in range(50):  # For the picture: a page of them.
+        for number in range(50):  # The picture shows a full page of records.
             log.append(b'{"order": %d, "items": ["tea", "milk"]}' % number, key=b"shop")
     more = (f"{site.url}/log?name={_LOG}", f"{site.url}/bookie?id=bk-1", f"{site.url}/ledgers/0")
     for url in (*site.screens, *more):
@@ -139,7 +139,7 @@ def test_every_screen_can_be_used_by_everybody(site: Site, page: Page) -> None:
     assert not page.complaints
 
 
-def test_events_are_seen_live_and_a_callback_is_tried(site: Site, page: Page) -> None:
+def test_events_appear_live_and_a_callback_is_tested(site: Site, page: Page) -> None:
     open_live(page, f"{site.url}/events?kind=recovery-paused")
     page.run("window.stays = true")
     for enabled in ("false", "true"):
@@ -151,7 +151,7 @@ def test_events_are_seen_live_and_a_callback_is_tried(site: Site, page: Page) ->
         )
         with urllib.request.urlopen(put, timeout=10):
             page.wait_for("Repair is paused.", 10)
-    assert page.run("window.stays"), "without a reload"
+    assert page.run("window.stays"), "the page was reloaded"
     page.open(f"{site.url}/callbacks")
     click(page, "Make", url="http://127.0.0.1:9/hook")
     page.wait_for("Its secret, shown only here: ")
@@ -169,7 +169,7 @@ def _scheme(value: str) -> dict[str, str]:
 
 
 def _take_picture(page: Page, url: str) -> None:
-    """Of docs/dashboard.md, if that is asked for."""
+    """Takes the picture for docs/dashboard.md if ROLLBOOK_PICTURES names a folder."""
     folder = os.environ.get("ROLLBOOK_PICTURES")
     name = {"dashboard": "overview", f"dashboard/log?name={_LOG}": "log"}.get(
         url.partition("//")[2].partition("/")[2]
@@ -185,8 +185,8 @@ def _take_picture(page: Page, url: str) -> None:
     assert path.stat().st_size <= 40 * 1024
 
 
-def test_a_drain_moves_its_bar_under_load_and_is_seen_to_end(site: Site, page: Page) -> None:
-    """Then the bookie is killed, the sentence of health follows, and it is removed: all of it without a reload."""
+def test_drain_under_load_and_removal_appear_live(site: Site, page: Page) -> None:
+    """Then the bookie is killed, the health sentence follows without a reload, and it is removed."""
     is_over = threading.Event()
     with rollbook.connect(f"log://{site.logs}") as client:
         logs = [client.open(f"load-{number}", create=True) for number in range(12)]
@@ -203,7 +203,7 @@ def test_a_drain_moves_its_bar_under_load_and_is_seen_to_end(site: Site, page: P
         loading.start()
         try:
             page.open(f"{site.url}/recovery")
-            click(page, "Set the rate", bytes_per_s="20000")  # Until the bar was seen to move.
+            click(page, "Set the rate", bytes_per_s="20000")  # Slow enough to see the bar move.
             page.wait_for("The rate is 20000 bytes/s.")
             page.open(f"{site.url}/bookie?id=bk-9")
             click(page, "Drain")
@@ -219,7 +219,7 @@ def test_a_drain_moves_its_bar_under_load_and_is_seen_to_end(site: Site, page: P
             loading.join()
     page.open(site.url)
     before = page.wait_until("document.getElementById('health')?.innerText")
-    assert before.startswith("Bookie bk-9 is "), "it takes no entries"
+    assert before.startswith("Bookie bk-9 is "), "the drained bookie is the worst problem"
     page.run("window.stays = true")
     site.bookie.kill()
     page.wait_until(
@@ -238,8 +238,8 @@ def test_a_drain_moves_its_bar_under_load_and_is_seen_to_end(site: Site, page: P
     assert not page.complaints
 
 
-def test_the_server_is_killed_and_the_page_goes_on(site: Site, page: Page) -> None:
-    """DB5: the page misses nothing and shows nothing twice."""
+def test_open_page_continues_after_a_server_restart(site: Site, page: Page) -> None:
+    """DB5: the page misses no record and shows none twice."""
     page.open(f"{site.url}/log?name={_LOG}")
     page.wait_until("document.querySelector('main')?._htmx?.sse?.status === 200")
     page.run("window.stays = true")
@@ -251,6 +251,6 @@ def test_the_server_is_killed_and_the_page_goes_on(site: Site, page: Page) -> No
     page.wait_for("after 69", 20)
     assert page.run("window.stays")
     shown = json.loads(page.run(_OFFSETS))
-    assert shown[:-1] == [each + 1 for each in shown[1:]], "nothing is missed, and nothing twice"
+    assert shown[:-1] == [each + 1 for each in shown[1:]], "a record is missing or repeated"
     refused = [each for each in page.complaints if "ERR_CONNECTION_REFUSED" not in each]
     assert not [each for each in refused if "ERR_INCOMPLETE_CHUNKED" not in each]

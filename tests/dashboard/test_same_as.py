@@ -1,6 +1,6 @@
-"""Every line "same as" of every screen is typed, and does what the screen shows or what its button does.
+"""Each "same as" command of each screen is run and does what the screen shows or its button does.
 
-`LINES` has all of them, so a line that is added needs a row. They are typed in this order, on one cluster.
+`LINES` lists all commands, so a new one needs a row. They are run in this order, on one cluster.
 """
 
 import json
@@ -26,16 +26,16 @@ PATIENCE_S = 60.0
 
 @dataclass(frozen=True)
 class Line:
-    """A line, without the cluster's addresses; `API` and `LOGS` are the URLs of management and of the log server."""
+    """A command without the cluster's addresses; `API` and `LOGS` stand for the URLs of the two servers."""
 
     typed: str
     prints: str
-    shown: str  # By the page, once the line was typed.
-    page: str = ""  # Another one than that which has the line.
-    first: str = ""  # Typed before, so that the line has something to change.
-    code: int = 0  # Of a command; of curl it is the status.
-    button: str = ""  # Pressed in a browser: the page shows `shown` as its outcome.
-    field: tuple[str, str] = ("", "")  # Filled in before.
+    shown: str  # The page shows this after the command.
+    page: str = ""  # The page to look at, if it is another one.
+    first: str = ""  # A command to run before, so that this one changes something.
+    code: int = 0  # The exit code; for curl the HTTP status of an error.
+    button: str = ""  # The button with the same effect; the page then shows `shown`.
+    field: tuple[str, str] = ("", "")  # The form field to fill in before.
 
 
 LINES = {
@@ -149,7 +149,7 @@ LINES = {
         Line("curl -X POST API/ledgers/0:verify", '"kind":"verify"', "verify", page="/operations"),
     ),
     "/operations": (Line("curl API/operations", '"kind":"verify"', "verify ledger_id 0"),),
-    "/metadata": (),  # What it shows has no other command.
+    "/metadata": (),  # No command shows the metadata.
     "/events": (Line("curl API/events", "is registered", "Bookie bk-9 is registered."),),
     "/events?kind=bookie-back&bookie=bk-9": (
         Line(
@@ -210,7 +210,7 @@ LINES = {
             first="curl -X PUT --json '{\"bytes_per_s\": 7}' API/recovery/rate",
         ),
     ),
-    # While repair is paused, so that a drain does not end before it is cancelled.
+    # Repair is paused here, so that a drain does not end before it is cancelled.
     "/bookie?id=bk-9": (
         Line("rollbook bookie drain bk-9", "draining", "Lifecycle draining"),
         Line("rollbook bookie undrain bk-9", "active", "Lifecycle active"),
@@ -273,7 +273,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 @pytest.fixture(scope="module")
 def callback(site: Site) -> str:
-    """Of events that do not happen here, so none of them waits."""
+    """A callback for events that do not happen here, so no delivery waits."""
     wanted = json.dumps({"url": "http://127.0.0.1:9/hook", "kinds": ["bad-ledger"]})
     made = _type(site, f"curl --json '{wanted}' API/callbacks", "")
     found: str = json.loads(made.stdout)["id"]
@@ -286,12 +286,14 @@ def page() -> Iterator[Page]:
         yield page
 
 
-def test_every_screen_is_here(site: Site) -> None:
+def test_same_as_commands_cover_every_screen(site: Site) -> None:
     assert {each.removeprefix(site.url) for each in site.screens} <= LINES.keys()
 
 
 @pytest.mark.parametrize("path", LINES, ids=[path or "/" for path in LINES])
-def test_line_does_what_its_screen_does(site: Site, callback: str, page: Page, path: str) -> None:
+def test_same_as_command_does_what_its_screen_does(
+    site: Site, callback: str, page: Page, path: str
+) -> None:
     path, lines = path.replace("CALLBACK", callback), LINES[path]
     shown = re.findall("<code>([^<]+)</code>", _html(site, path).rpartition("<h2>Same as</h2>")[2])
     names = [_named(site, unescape(each), callback) for each in shown]
@@ -312,8 +314,8 @@ def test_line_does_what_its_screen_does(site: Site, callback: str, page: Page, p
             _wait_until_shown(site, line.page or path, line.shown)
 
 
-def test_lines_remove_bookies_that_are_down(site: Site) -> None:
-    """The command and curl, each a bookie without entries; then the screen has neither."""
+def test_same_as_commands_remove_bookies_that_are_down(site: Site) -> None:
+    """The command and curl each remove a bookie without entries, and the screen drops it."""
     for name, line in (
         ("bk-7", "rollbook bookie remove bk-7"),
         ("bk-8", "curl -X DELETE API/bookies/bk-8"),
@@ -333,7 +335,7 @@ def test_lines_remove_bookies_that_are_down(site: Site) -> None:
 
 
 def _press(page: Page, line: Line) -> None:
-    """The button, in its form; `field` is filled in before."""
+    """Fills in `field`, if any, and presses the button."""
     find = (
         "[...document.querySelectorAll('form')].find(each => "
         f"each.querySelector('button')?.innerText === {json.dumps(line.button)})"
@@ -355,7 +357,7 @@ def _named(site: Site, line: str, callback: str) -> str:
 
 
 def _type(site: Site, line: str, callback: str) -> "subprocess.CompletedProcess[bytes]":
-    """What it prints; its exit code, or the status of HTTP if that is an error."""
+    """Runs the command; the return code is its exit code, or the HTTP status of an error."""
     line = line.replace("API", f"http://{site.http}/api/v1").replace(
         "LOGS", f"http://{site.rest}/v1"
     )
@@ -378,7 +380,7 @@ def _html(site: Site, path: str) -> str:
 
 
 def _text(site: Site, path: str) -> str:
-    """As a reader sees it, in one line, without the lines "same as"."""
+    """Returns the visible text in one line, without the "same as" commands."""
     main = _html(site, path).partition("<main")[2].partition("<footer")[0]
     return " ".join(unescape(re.sub("<[^>]*>", " ", main)).split())
 

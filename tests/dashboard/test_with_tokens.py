@@ -71,7 +71,7 @@ def page() -> Iterator[Page]:
 
 
 def _tab_to(page: Page, found: str) -> None:
-    """By Tab alone, to the element for which this is true of `document.activeElement`, called `at`."""
+    """Presses Tab until `found` is true, a condition on the active element, which it calls `at`."""
     for _ in range(_TABS_MAX):
         page.press("Tab")
         if page.run(f"(at => {found})(document.activeElement)"):
@@ -79,8 +79,8 @@ def _tab_to(page: Page, found: str) -> None:
     raise AssertionError(f"not reached: {found}")
 
 
-def test_by_keyboard_alone_a_bookie_is_drained(guarded: Guarded, page: Page) -> None:
-    """DB2: the session's cookie is `__Host-`, and the token is in no page and no URL."""
+def test_bookie_is_drained_by_keyboard_alone(guarded: Guarded, page: Page) -> None:
+    """DB2: scripts cannot read the cookie, and the token is not in the page."""
     page.open(f"{guarded.url}/bookies")
     page.wait_for("Show the token")
     _tab_to(page, "at.name === 'token'")
@@ -101,7 +101,7 @@ def test_by_keyboard_alone_a_bookie_is_drained(guarded: Guarded, page: Page) -> 
     assert not page.complaints
 
 
-def test_a_log_is_read_and_written_with_the_viewers_own_token(guarded: Guarded, page: Page) -> None:
+def test_log_is_created_appended_to_and_sealed_in_the_browser(guarded: Guarded, page: Page) -> None:
     page.open(f"{guarded.url}/logs")
     page.wait_for("No log yet.")
     _fill(page, "create", name="orders")
@@ -114,8 +114,8 @@ def test_a_log_is_read_and_written_with_the_viewers_own_token(guarded: Guarded, 
     assert not page.complaints
 
 
-def test_without_scripts_one_signs_in_and_finds_a_record(guarded: Guarded) -> None:
-    """DB4: the same forms, loaded again; who may not read the log sees none of it."""
+def test_sign_in_and_records_work_without_scripts(guarded: Guarded) -> None:
+    """DB4: the page reloads instead; a principal without the right to read sees no record."""
     with Page("--ignore-certificate-errors", patience_s=20) as bare:
         bare.call("Emulation.setScriptExecutionDisabled", value=True)
         for name, shown in (("anna", "mine alone"), ("otto", "otto has no right to read")):

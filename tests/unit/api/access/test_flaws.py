@@ -263,7 +263,7 @@ FLAWS: Final = (
     ),
     _flaw(
         "a bookie does not tell what it is about",
-        bookie.test_the_audit_has_whatever_a_bookie_was_told,
+        bookie.test_every_change_to_a_bookie_is_audited,
         (AuditLog, "act", _act_of_nothing),
     ),
     _flaw(

@@ -1,4 +1,4 @@
-"""Logs without servers, as the pages ask for them. Tokens are checked as log servers would."""
+"""A fake of the log client that the pages use. It checks tokens as log servers do."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,7 +25,7 @@ def a_record(offset: int, value: bytes = b"one", **more: Any) -> Facts:
 
 @dataclass
 class FakeLogs(LogServers):
-    """`calls` has the token and what it was asked to change."""
+    """`calls` lists the requested changes with the token of each."""
 
     rows: dict[str, list[Facts]] = field(default_factory=lambda: {"default/orders": [a_record(0)]})
     calls: list[tuple[Any, ...]] = field(default_factory=list)
@@ -153,7 +153,7 @@ class FakeLogs(LogServers):
         if once in self.appended:
             return self.appended[once]
         if once is not None:
-            producer_of_key(once)  # As the client does; it raises.
+            producer_of_key(once)  # Raises for an invalid key, as the client does.
             self.appended[once] = len(self.rows[name])
         self._act(token, "append", name, value, key)
         self.rows[name].append(a_record(len(self.rows[name]), value))

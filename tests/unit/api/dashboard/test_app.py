@@ -1,4 +1,4 @@
-"""The pages: every screen, every form, every role, and what strangers try."""
+"""The dashboard's pages: every screen, every form, every role, and forged requests."""
 
 import asyncio
 import re
@@ -75,7 +75,7 @@ def a_setting(name: str, value: str, source: str = "default") -> dict[str, str]:
 
 
 class Browser:
-    """Keeps cookies, follows redirects, and finds the secret of forms."""
+    """A client that keeps cookies, follows redirects, and finds the secret of forms."""
 
     def __init__(self, client: Client) -> None:
         self.client = client
@@ -175,7 +175,7 @@ def text_of(answer: Answer) -> str:
 
 
 async def test_every_screen_is_plain_html_with_a_policy(there: Site, browser: Browser) -> None:
-    """Nothing inline, nothing from elsewhere; each has a line that says how to do the same."""
+    """No screen has inline or external content, and each shows the commands that do the same."""
     for path in SCREENS:
         answer = await browser.get(f"{HERE}{path}")
         assert answer.status == 200, path
@@ -185,7 +185,7 @@ async def test_every_screen_is_plain_html_with_a_policy(there: Site, browser: Br
         text = answer.body.decode()
         inline = r"<script(?! src=\"/dashboard/)|<style| style=| on\w+=|=\"https?://(?!127)"
         assert not re.search(inline, text), path
-        if "/metadata" not in path:  # Neither the shell nor a route shows the metadata.
+        if "/metadata" not in path:  # No command and no route shows the metadata.
             assert "Same as" in text
             assert re.search("curl .*http://127[^ ]*/v1/", text)
     assert (await browser.get("/")).status == (await browser.get(f"{HERE}/")).status == 200
@@ -218,13 +218,13 @@ async def test_every_link_leads_to_a_page(there: Site, browser: Browser) -> None
     assert len(seen) >= 9
 
 
-async def test_the_sentence_of_health_follows_the_cluster(there: Site, browser: Browser) -> None:
+async def test_health_sentence_follows_the_cluster(there: Site, browser: Browser) -> None:
     assert "1 ledgers" not in text_of(await browser.get(HERE))
     there.cluster.verdict = "unavailable"
     there.now_ns += 2_000_000_000
     page = await browser.get(HERE)
     assert "New logs have all their copies" in text_of(page)
-    assert b'http-equiv="refresh"' in page.body, "it is live without scripts"
+    assert b'http-equiv="refresh"' in page.body, "the page refreshes without scripts"
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -256,12 +256,12 @@ async def test_hostile_names_are_text_on_every_screen(
         reader.feed((await browser.get(f"{HERE}{path}")).body.decode())
         found = [tag for tag, attrs in reader.tags if tag in ("script", "b", "img")]
         assert found == ["script"] * ((4 if path == "" else 3) if found else 0), (
-            "those of the page itself"
+            "the only scripts are the page's own"
         )
         assert not [attr for _, attrs in reader.tags for attr, _ in attrs if attr[:2] == "on"], path
 
 
-async def test_names_in_commands_are_one_word_of_a_shell(there: Site, browser: Browser) -> None:
+async def test_names_in_shown_commands_are_shell_quoted(there: Site, browser: Browser) -> None:
     name = r"a;reboot<>?[\`"
     there.cluster.rows = [a_bookie(name)]
     reader = Reader()
@@ -291,9 +291,7 @@ async def test_a_time_beyond_the_calendar_is_shown_as_a_number(
         assert (page.status, f"{since_ms} ms" in text_of(page)) == (200, True)
 
 
-async def test_open_pages_share_an_answer_until_somebody_acts(
-    there: Site, browser: Browser
-) -> None:
+async def test_open_pages_share_a_response_until_a_change(there: Site, browser: Browser) -> None:
     there.now_ns += 1
     others = [Browser(browser.client) for _ in range(3)]
     for each in (browser, *others):
@@ -308,9 +306,7 @@ async def test_open_pages_share_an_answer_until_somebody_acts(
     assert there.cluster.asked["health"] == 2
 
 
-async def test_a_thousand_bookies_and_many_ledgers_come_in_pages(
-    there: Site, browser: Browser
-) -> None:
+async def test_many_bookies_and_ledgers_are_shown_in_pages(there: Site, browser: Browser) -> None:
     there.cluster.rows = [a_bookie(f"bk-{number:04}") for number in range(1000)]
     there.cluster.ledger_rows = [a_ledger(number) for number in range(1000)]
     for path in ("/bookies", "/ledgers", "/ledgers?state=closed"):
@@ -324,7 +320,7 @@ async def test_a_thousand_bookies_and_many_ledgers_come_in_pages(
 
 
 async def test_each_process_shows_its_settings_and_metrics(there: Site, browser: Browser) -> None:
-    """Log servers, bookies, and the recovery server that serves the page; else why they are not known."""
+    """Covers log servers, bookies and the recovery server of the page; others show a reason."""
     there.cluster.pages = {
         "/api/v1/settings": {"settings": [a_setting("journal_dir", "/j", "--journal-dir")]},
         "/api/v1/bookie/status": {"latencies_ms": {"add": {"p99": 1.5}}, "entries": 10},
@@ -364,7 +360,7 @@ async def test_each_process_shows_its_settings_and_metrics(there: Site, browser:
         ("nonsense", "— It does not show its settings as Rollbook does."),
     ],
 )
-async def test_a_bookie_that_shows_no_settings_has_a_dash_and_why(
+async def test_bookie_without_settings_shows_the_reason(
     said: str, why: str, there: Site, browser: Browser
 ) -> None:
     if said == "missing":
@@ -379,9 +375,7 @@ async def test_a_bookie_that_shows_no_settings_has_a_dash_and_why(
     assert (page.status, why in text_of(page)) == (200, True)
 
 
-async def test_a_bookie_that_does_not_run_is_not_blamed_for_its_pages(
-    there: Site, browser: Browser
-) -> None:
+async def test_pages_of_a_stopped_bookie_say_it_does_not_run(there: Site, browser: Browser) -> None:
     there.cluster.rows = [a_bookie("bk-1", state="down")]
     assert "Own pages — (it does not run)" in text_of(await browser.get(f"{HERE}/bookie?id=bk-1"))
     there.cluster.raises = Missing("it shows none")
@@ -395,7 +389,7 @@ async def test_a_bookie_that_does_not_run_is_not_blamed_for_its_pages(
 async def _events(
     browser: Browser, url: str, count: int, last: str = "", begins: asyncio.Event | None = None
 ) -> list[str]:
-    """The first events of a stream; `begins` is set once it is answered."""
+    """Returns the first events of a stream; `begins` is set when its head is received."""
     address = browser.client.address
     reader, writer = await asyncio.open_connection(address.host, address.port)
     cookies = "; ".join(f"{name}={value}" for name, value in browser.cookies.items())
@@ -419,7 +413,7 @@ def _stream_of(page: Answer) -> str:
 
 
 async def test_an_open_page_follows_the_cluster_and_resumes(there: Site, browser: Browser) -> None:
-    """DB5: nothing twice, nothing missed, and what is hostile stays text."""
+    """DB5: no record is missed or sent twice, and hostile records stay text."""
     url = _stream_of(await browser.get(f"{HERE}/log?name=default/orders"))
     rows = there.logs.rows["default/orders"]
     rows.append(a_record(1, b"<script>two</script>"))
@@ -441,7 +435,7 @@ async def test_an_open_page_follows_the_cluster_and_resumes(there: Site, browser
     assert (await browser.get(f"{HERE}/live?page=/nowhere")).status == 404
 
 
-async def test_open_pages_of_equal_rights_share_what_is_rendered(
+async def test_open_pages_of_equal_rights_share_one_rendering(
     there: Site, browser: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rendered: list[int] = []
@@ -458,13 +452,13 @@ async def test_open_pages_of_equal_rights_share_what_is_rendered(
     assert "Health" in first[0]
     assert all(each == first for each in others)
     before = len(rendered)
-    assert before <= 2, "what each was sent, and what follows it"
+    assert before <= 2, "one rendering for the first events and one for the next"
     there.now_ns += 500_000_000
     await _events(browser, url, 1)
     assert len(rendered) > before
 
 
-async def test_the_overview_draws_what_was_sampled(there: Site, browser: Browser) -> None:
+async def test_overview_charts_have_the_samples(there: Site, browser: Browser) -> None:
     """DB7."""
     for second in (10, 12, 14):
         counted = Counted({"appended_records_total": second}, {0.5: second, float("inf"): second})
@@ -480,8 +474,8 @@ async def test_the_overview_draws_what_was_sampled(there: Site, browser: Browser
     assert re.findall(r'<data value="([^"]+)"', event) == ["[16, null, null, null, null]"]
 
 
-async def test_a_stream_keeps_no_session_open(there: Site, tmp_path: Path) -> None:
-    """DB2, DB5: it ends with its session, which it does not prolong."""
+async def test_stream_ends_with_its_idle_session(there: Site, tmp_path: Path) -> None:
+    """DB2, DB5: an open stream does not prolong its session."""
     async with there.served(Authenticator(None, access_file(tmp_path))) as browser:
         await browser.sign_in("looker")
         url = _stream_of(await browser.get(HERE))
@@ -495,16 +489,14 @@ async def test_a_stream_keeps_no_session_open(there: Site, tmp_path: Path) -> No
         assert (await _events(Browser(browser.client), url, 1))[0].startswith("event: signed-out")
 
 
-# --- In trouble -------------------------------------------------------------------------------
+# --- Outages ----------------------------------------------------------------------------------
 
 
-async def test_while_the_metadata_is_away_what_is_known_is_shown_with_its_age(
-    there: Site, browser: Browser
-) -> None:
-    """DB3: never a 500, and never a page that looks healthy."""
+async def test_metadata_outage_shows_old_data_with_its_age(there: Site, browser: Browser) -> None:
+    """DB3: no page is a 500, and none looks current."""
     of_cluster = [
         path for path in SCREENS[:-1] if "kind=recovery" not in path
-    ]  # It shows what is in this process.
+    ]  # That page shows this process.
     for path in of_cluster:
         await browser.get(f"{HERE}{path}")
     there.cluster.is_away = there.logs.is_away = True
@@ -519,7 +511,7 @@ async def test_while_the_metadata_is_away_what_is_known_is_shown_with_its_age(
     assert "The metadata store cannot be reached" in text_of(refused)
 
 
-# --- Acts -------------------------------------------------------------------------------------
+# --- Changes ----------------------------------------------------------------------------------
 
 
 async def test_every_form_does_what_its_button_says(there: Site, browser: Browser) -> None:
@@ -571,11 +563,11 @@ async def test_every_form_does_what_its_button_says(there: Site, browser: Browse
         "rate",
     ]
     again = text_of(await browser.get(f"{HERE}/recovery"))
-    assert "unlimited." not in again, "it is said once"
+    assert "unlimited." not in again, "the note is shown once"
 
 
-async def test_callbacks_are_made_tried_and_deleted(there: Site, browser: Browser) -> None:
-    """The secret is on one page, once."""
+async def test_callbacks_are_created_tested_and_deleted(there: Site, browser: Browser) -> None:
+    """The secret is shown once, on one page."""
     await browser.get(f"{HERE}/callbacks")
     url = "https://hooks.example.com/x"
     made = await browser.post(
@@ -600,10 +592,8 @@ async def test_callbacks_are_made_tried_and_deleted(there: Site, browser: Browse
     assert (await browser.get(f"{HERE}/callback?id={name}")).status == 404
 
 
-async def test_urls_and_forms_of_callbacks_are_for_administrators(
-    there: Site, tmp_path: Path
-) -> None:
-    """Also where another visitor's answer is remembered."""
+async def test_only_administrators_see_callback_urls_and_forms(there: Site, tmp_path: Path) -> None:
+    """This holds although responses are shared between visitors."""
     authenticator = Authenticator(None, access_file(tmp_path))
     async with there.served(authenticator) as browser:
         for role in ("boss", "hand", "looker"):
@@ -651,10 +641,8 @@ async def test_every_form_of_logs_does_what_its_button_says(there: Site, browser
     ]
 
 
-async def test_records_are_asked_for_with_the_viewers_own_token(
-    there: Site, tmp_path: Path
-) -> None:
-    """DB4: what one may read is not shown to another who may not, and a form brings no token."""
+async def test_records_are_read_with_the_rights_of_the_viewer(there: Site, tmp_path: Path) -> None:
+    """DB4: a visitor without rights does not get another's records; a token in a form is ignored."""
     authenticator = Authenticator(None, access_file(tmp_path))
     there.logs.refused = ("hand",)
     async with there.served(authenticator) as browser:
@@ -674,8 +662,8 @@ async def test_records_are_asked_for_with_the_viewers_own_token(
 
 
 @pytest.mark.parametrize("start", ["9" * 5000, "٣", "-", "x", "1e3", "1@" + "f" * 5000])
-async def test_what_is_no_position_is_told_so(start: str, browser: Browser) -> None:
-    """On the page, in its stream, and before a log server is asked."""
+async def test_invalid_position_is_reported(start: str, browser: Browser) -> None:
+    """The page, its stream and the log client report it; no log server is asked."""
     query = urlencode({"name": "orders", "from": start})
     page = await browser.get(f"{HERE}/log?{query}")
     said = "is not a log's uid" if "@" in start else "is not a position"
@@ -691,7 +679,7 @@ async def test_what_is_no_position_is_told_so(start: str, browser: Browser) -> N
 
 
 async def test_a_form_that_is_sent_twice_appends_once(there: Site, browser: Browser) -> None:
-    """DB9: another text, or the form of a page that was loaded later, is another append."""
+    """DB9: another value, or the form of a page loaded later, is another append."""
     path, rows = f"{HERE}/log?name=orders", there.logs.rows["default/orders"]
 
     async def number() -> str:
@@ -719,7 +707,7 @@ async def test_a_form_that_is_sent_twice_appends_once(there: Site, browser: Brow
         ("it is there.", "look again!", "It is there. Look again!"),
     ],
 )
-async def test_notes_are_sentences_that_leave_ids(
+async def test_notes_are_capitalized_except_for_ids(
     message: str, next_step: str, said: str, there: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def refuse(*_: object) -> int:
@@ -732,7 +720,7 @@ async def test_notes_are_sentences_that_leave_ids(
         assert said in text_of(page)
 
 
-async def test_a_form_that_is_too_large_is_answered_by_a_page(there: Site) -> None:
+async def test_too_large_form_gets_a_413_page(there: Site) -> None:
     async with there.served() as browser:
         await browser.get(f"{HERE}/logs")
         fields = {"id": "orders", "act": "append", "value": "v" * 70_000}
@@ -776,10 +764,13 @@ ACTS_ON_LOGS = (
         ('operate = true\nread = ["*"]\ndeny = ["default/orders"]', False, "drain drain"),
     ],
 )
-async def test_a_session_is_judged_here_where_log_servers_take_no_token(
+async def test_dashboard_checks_rights_on_logs_itself(
     rights: str, is_readable: bool, done: str, there: Site, tmp_path: Path
 ) -> None:
-    """DB8: forms, acts, records and the audit, also with the short name of a log."""
+    """DB8: covers forms, changes, records and the audit, also for the short name of a log.
+
+    Log servers take no token in this set-up, so only the dashboard can check rights.
+    """
     path = tmp_path / "access.toml"
     path.write_text(
         f'[principals.ann]\ntokens = [{{ sha256 = "{digest_of("ann")}" }}]\n{rights}\n# end\n'
@@ -795,7 +786,7 @@ async def test_a_session_is_judged_here_where_log_servers_take_no_token(
             assert page.status == 200 or not (is_readable or done.replace("drain", "").strip())
         assert (b"mine alone" in shown) == is_readable
         buttons = {each.decode() for each in re.findall(rb'name="act" value="(\w+)"', shown)}
-        unshown = {"create", "transfer"}  # It needs another server.
+        unshown = {"create", "transfer"}  # `transfer` needs another server.
         assert buttons - unshown == set(done.split()) - unshown
         with structlog.testing.capture_logs() as logs:
             for each, fields in ACTS_ON_LOGS:
@@ -813,8 +804,8 @@ async def test_secrets_of_the_metadata_are_hidden(there: Site, browser: Browser)
     assert ("seen" in page, '"rack": "r1"' in page) == (False, True)
 
 
-async def test_forms_of_strangers_change_nothing(there: Site, browser: Browser) -> None:
-    """DB2: another origin, no secret, a guessed one, that of another session, another kind of body."""
+async def test_forged_forms_change_nothing(there: Site, browser: Browser) -> None:
+    """DB2: other origins, missing, guessed or foreign secrets, and other content types."""
     drain = {"id": "bk-1", "act": "drain"}
     await browser.get(f"{HERE}/bookie?id=bk-1")
     other = Browser(browser.client)
@@ -837,10 +828,10 @@ async def test_forms_of_strangers_change_nothing(there: Site, browser: Browser) 
     assert len(there.cluster.calls) == 1
 
 
-# --- Who comes in -----------------------------------------------------------------------------
+# --- Sign-in and roles ------------------------------------------------------------------------
 
 
-async def test_a_token_opens_a_session_and_is_in_no_page(there: Site, tmp_path: Path) -> None:
+async def test_every_page_needs_a_session_opened_by_a_token(there: Site, tmp_path: Path) -> None:
     """DB2."""
     authenticator = Authenticator(None, access_file(tmp_path))
     async with there.served(authenticator) as browser:
@@ -851,8 +842,10 @@ async def test_a_token_opens_a_session_and_is_in_no_page(there: Site, tmp_path: 
         browser.cookies = {f"rollbook-{browser.client.address.port}": "fixed"}
         page = await browser.sign_in("hand")
         assert "fixed" not in browser.cookies.values()
-        assert "bk-1" in text_of(page), "it goes on where it was going"
-        assert "hand" in text_of(page), "the name of the principal, which is its token in this test"
+        assert "bk-1" in text_of(page), "sign-in leads to the requested page"
+        assert "hand" in text_of(page), (
+            "the page shows the principal's name, which is also its token in this test"
+        )
         for path in SCREENS:
             answer = await browser.get(f"{HERE}{path}")
             assert answer.status == 200
@@ -862,7 +855,9 @@ async def test_a_token_opens_a_session_and_is_in_no_page(there: Site, tmp_path: 
         assert "Sign in" in text_of(await browser.get(HERE))
 
 
-async def test_behind_tls_nobody_else_can_set_the_cookie(there: Site, tmp_path: Path) -> None:
+async def test_session_cookie_behind_tls_is_host_only_and_secure(
+    there: Site, tmp_path: Path
+) -> None:
     """DB2."""
     async with there.served(
         Authenticator(None, access_file(tmp_path)), is_behind_tls=True
@@ -877,8 +872,8 @@ async def test_behind_tls_nobody_else_can_set_the_cookie(there: Site, tmp_path: 
         assert "hand" not in cookie
 
 
-async def test_each_role_sees_and_does_what_it_may(there: Site, tmp_path: Path) -> None:
-    """MG1: the pages ask the same rule as the routes."""
+async def test_each_role_sees_and_uses_only_its_buttons(there: Site, tmp_path: Path) -> None:
+    """MG1: pages and routes check the same rights."""
     authenticator = Authenticator(None, access_file(tmp_path))
     async with there.served(authenticator) as browser:
         for role, buttons in (
@@ -902,8 +897,8 @@ async def test_each_role_sees_and_does_what_it_may(there: Site, tmp_path: Path) 
             there.cluster.calls.clear()
 
 
-async def test_a_session_ends_with_its_principal(there: Site, tmp_path: Path) -> None:
-    """DB2: and at sign-out."""
+async def test_session_ends_when_rights_change_or_at_sign_out(there: Site, tmp_path: Path) -> None:
+    """DB2."""
     path = access_file(tmp_path)
     now_ns = 0
     authenticator = Authenticator(None, path, now_ns=lambda: now_ns)

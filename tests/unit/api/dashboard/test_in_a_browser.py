@@ -1,4 +1,4 @@
-"""The dashboard in Chromium: signed in, drained, looked at, without a complaint of the browser."""
+"""The dashboard in Chromium: sign-in, a drain and every screen, without a browser error."""
 
 import asyncio
 from pathlib import Path
@@ -13,7 +13,7 @@ from tests.unit.api.rest.test_cluster import access_file
 
 
 async def test_a_bookie_is_drained_in_a_browser(tmp_path: Path) -> None:
-    """DB1, DB2: its policy stops nothing of ours, and a browser sends its forms as the server wants them."""
+    """DB1, DB2: the content policy blocks no own content, and the browser's forms are accepted."""
     if browser.path() is None:
         pytest.skip(browser.missing())
     there = Site()

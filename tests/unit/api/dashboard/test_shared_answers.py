@@ -1,4 +1,4 @@
-"""Answers that open pages share: while they are on their way, while they are fresh, and while the store is away."""
+"""Open pages share responses: pending ones, fresh ones, and old ones while the store is away."""
 
 import asyncio
 
@@ -9,7 +9,7 @@ from rollbook.proto.errors import MetadataUnavailable, Missing
 
 
 class Store:
-    """Answers when it is let to, with the number of the question."""
+    """Returns the number of the query once `may_answer` is set."""
 
     def __init__(self) -> None:
         self.now_ns = 1
@@ -40,7 +40,7 @@ async def _until_asked(store: Store, count: int) -> None:
             await asyncio.sleep(0)
 
 
-async def test_pages_that_ask_at_once_share_a_question() -> None:
+async def test_concurrent_requests_share_one_query() -> None:
     store = Store()
     asking = store.begin(50)
     await _until_asked(store, 1)
@@ -51,8 +51,8 @@ async def test_pages_that_ask_at_once_share_a_question() -> None:
     assert (await store.ask()).facts == 2
 
 
-async def test_who_asks_after_an_act_sees_what_it_did() -> None:
-    """Also where an answer to an earlier question is on its way, and comes later."""
+async def test_request_after_a_change_gets_a_new_response() -> None:
+    """This holds although the response to an earlier query is still pending."""
     store = Store()
     (before,) = store.begin(1)
     await _until_asked(store, 1)
@@ -65,7 +65,7 @@ async def test_who_asks_after_an_act_sees_what_it_did() -> None:
     assert (await store.ask()).facts == 2
 
 
-async def test_a_visitor_who_leaves_takes_no_answer_from_others() -> None:
+async def test_cancelled_request_does_not_cancel_the_shared_query() -> None:
     store = Store()
     leaver, stayer = store.begin(2)
     await _until_asked(store, 1)
@@ -77,7 +77,7 @@ async def test_a_visitor_who_leaves_takes_no_answer_from_others() -> None:
     assert store.asked == 1
 
 
-async def test_the_last_answer_is_given_while_the_store_is_away() -> None:
+async def test_last_response_is_served_while_the_store_is_away() -> None:
     """DB3."""
     store = Store()
     store.may_answer.set()
@@ -95,12 +95,12 @@ async def test_the_last_answer_is_given_while_the_store_is_away() -> None:
     assert (await store.ask()).facts == store.asked == 5
 
 
-async def test_few_answers_are_kept_and_none_is_awaited_after_the_end() -> None:
+async def test_kept_responses_are_bounded_and_close_cancels_queries() -> None:
     store = Store()
     store.may_answer.set()
     for key in "abcda":
         await store.ask(key)
-    assert store.asked == 5, "the oldest of four made room"
+    assert store.asked == 5, "the oldest of four responses was dropped"
     store.may_answer.clear()
     store.now_ns += 2_000_000_000
     (left,) = store.begin(1)

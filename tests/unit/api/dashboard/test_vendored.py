@@ -1,4 +1,4 @@
-"""Files of others that are sent beside the pages: which they are, and whose."""
+"""Third-party files that the dashboard serves: their versions, digests and licences."""
 
 import gzip
 import hashlib
@@ -14,7 +14,7 @@ LISTED: list[dict[str, Any]] = json.loads((FOLDER / "vendored.json").read_text()
 _GZIPPED_MAX = 50_000
 
 
-def test_each_vendored_file_is_the_one_that_is_listed() -> None:
+def test_vendored_files_match_their_listed_digests() -> None:
     """DB6."""
     files = {name: digest for each in LISTED for name, digest in each["files"].items()}
     licences = {each["licence_file"] for each in LISTED}
@@ -26,7 +26,7 @@ def test_each_vendored_file_is_the_one_that_is_listed() -> None:
         assert each["version"].encode() in b"".join(there[name] for name in each["files"])
 
 
-def test_the_bill_of_materials_names_them() -> None:
+def test_bill_of_materials_lists_the_vendored_files() -> None:
     """DB6."""
     named = {(each["name"], each["version"]) for each in sbom.vendored()}
     assert named == {(each["name"], each["version"]) for each in LISTED}

@@ -1,7 +1,7 @@
-"""The log service as the doors see it, in memory: several servers that share one set of logs.
+"""An in-memory fake of the log service for tests of HTTP and gRPC: servers that share one set of logs.
 
-It keeps the rules that a client can notice (order, offsets, conditions, retries recognised, owners) and no
-others. What a test wants to go wrong it says beforehand: `failures`, `holds`.
+It keeps only the rules that a client can observe: order, offsets, conditions, duplicates, owners. A test
+injects errors with `failures` and hanging methods with `holds`.
 """
 
 import asyncio
@@ -174,12 +174,12 @@ class FakeCluster:
         self.logs: dict[LogName, FakeLog] = {}
         self.deleted: dict[LogName, FakeLog] = {}
         self.addresses: dict[str, str] = {}  # By server name.
-        self.default = LogConfig()  # Of logs of which nothing is said.
-        self.changed = asyncio.Event()  # Any log, as far as tails are concerned; tests call `tell`.
+        self.default = LogConfig()  # The configuration of logs created without one.
+        self.changed = asyncio.Event()  # Set when the tail of any log changes; tests call `tell`.
 
     @property
     def first(self) -> str:
-        """The address of the server that answers for logs without an owner."""
+        """The address of the server that serves logs without an owner."""
         return next(iter(self.addresses.values()), "")
 
     def tell(self) -> None:
@@ -198,7 +198,7 @@ class FakeCluster:
 
 
 class FakeStream:
-    """As words.AppendStream has it."""
+    """Implements `messages.AppendStream`."""
 
     WINDOW = 256
 
@@ -400,9 +400,9 @@ class FakeCore:
             await changed.wait()
 
     async def watch_tails(self, request: "messages.WatchTails") -> "AsyncIterator[messages.Tails]":
-        """The logs of which this server is the owner, or that nobody owns if it is the first one."""
+        """The logs that this server owns; the first server also has those without an owner."""
         await self._asked("watch_tails", request)
-        # Here, and annotations as text: regressions run beside products that lack these.
+        # Imported here, with string annotations: regression tests run with versions that lack these.
         from rollbook.logservice.core.tail_offset_table import Scope
 
         scope, sent = Scope.of(request), dict[LogName, messages.TailOfLog]()
@@ -723,5 +723,5 @@ class FakeCore:
 
 
 def conforms(core: FakeCore) -> messages.ServiceCore:
-    """The type checker says so."""
+    """Lets the type checker compare the fake with the protocol."""
     return core

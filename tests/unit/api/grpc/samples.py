@@ -1,4 +1,4 @@
-"""A value of any word, made from its type: all fields filled, or only those that have to be."""
+"""Makes a sample of any message class from its type hints, with all fields or only required ones."""
 
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass

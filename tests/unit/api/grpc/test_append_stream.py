@@ -1,4 +1,4 @@
-"""The server's side of a stream of appends: how it ends."""
+"""The server's side of an append stream: how it ends and how it checks messages."""
 
 import asyncio
 from typing import Any
@@ -13,7 +13,7 @@ from rollbook.proto.v1 import log_pb2
 
 
 class SilentContext:
-    """Of a client that says nothing."""
+    """The context of a client that sends nothing."""
 
     async def send_initial_metadata(self, headers: object) -> None: ...
 
@@ -23,7 +23,7 @@ class SilentContext:
 
 
 class Opened:
-    """A core with one stream, on which nothing happens."""
+    """A core with one idle append stream."""
 
     def __init__(self) -> None:
         self.is_closed = False
@@ -41,14 +41,14 @@ class Opened:
         self.is_closed = True
 
 
-async def test_a_call_that_is_cancelled_while_it_ends_gives_its_stream_back() -> None:
-    """The client leaves, and the server stops: each cancels the call."""
+async def test_append_call_cancelled_twice_closes_its_stream() -> None:
+    """The call is cancelled when the client disconnects and again when the server stops."""
     core: Any = Opened()
     before = asyncio.all_tasks()
     call = asyncio.ensure_future(serve_append_stream(core, SilentContext()))
-    await asyncio.sleep(0)  # It waits for both of its sides,
+    await asyncio.sleep(0)  # The call waits for its reader and its writer task.
     call.cancel()
-    await asyncio.sleep(0)  # and now for both to end.
+    await asyncio.sleep(0)  # The call waits for both tasks to end.
     call.cancel()
     await asyncio.gather(call, return_exceptions=True)
     assert call.cancelled()
@@ -57,7 +57,7 @@ async def test_a_call_that_is_cancelled_while_it_ends_gives_its_stream_back() ->
 
 
 class OneMessage(SilentContext):
-    """Of a client that says one thing, and closes its side."""
+    """The context of a client that sends one message and closes its side."""
 
     def __init__(self, message: bytes) -> None:
         self._said: list[Any] = [message, grpc.aio.EOF]
@@ -69,7 +69,7 @@ class OneMessage(SilentContext):
 
 
 class Checked(Opened):
-    """Counts what is submitted in each turn of the loop."""
+    """Records the submissions and the round of the loop of each."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -94,8 +94,8 @@ class Checked(Opened):
         return await self._results.get()
 
 
-async def test_message_that_unpacks_to_much_is_checked_in_several_turns() -> None:
-    """LB3: a few kilobytes of blocks unpack to many megabytes, and others have their turn in between."""
+async def test_compressed_blocks_are_checked_in_several_loop_rounds() -> None:
+    """LB3: a few kilobytes may unpack to many megabytes, so other tasks must run in between."""
     message = log_pb2.AppendStreamRequest()
     message.binds.add(ref=1, log="team/log")
     bomb = pack_block([bytes(1024 * 1024)] * 3, codec=Codec.ZSTD)

@@ -1,4 +1,4 @@
-"""The door by itself: what a client in any language sees of it."""
+"""The gRPC interface as a client in any language sees it."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -50,7 +50,7 @@ async def door() -> AsyncIterator[Door]:
     await server.close(0)
 
 
-async def test_records_without_blocks_are_appended_and_read(door: Door) -> None:
+async def test_unframed_records_are_appended_and_read(door: Door) -> None:
     door.core.cluster.make("orders")
     records = [
         log_pb2.Record(value=b"one"),
@@ -77,7 +77,7 @@ async def test_records_without_blocks_are_appended_and_read(door: Door) -> None:
     assert (answer.first_offset, answer.next_offset, answer.head, answer.tail) == (1, 2, 0, 2)
 
 
-async def test_events_tell_records_without_blocks(door: Door) -> None:
+async def test_read_stream_returns_unframed_records(door: Door) -> None:
     door.core.cluster.make("orders")
     request = log_pb2.AppendRequest(log="orders", block=pack_block([b"a", b"b"]))
     await door.ask("LogService/Append", request, log_pb2.AppendAck)
@@ -93,8 +93,8 @@ async def test_events_tell_records_without_blocks(door: Door) -> None:
     assert (event.records.base_offset, event.records.next_offset) == (0, 2)
 
 
-def test_the_names_of_a_map_are_framed_in_order() -> None:
-    """LS6: a map has another order in another process, and a retry was refused as another batch."""
+def test_record_headers_are_framed_in_name_order() -> None:
+    """LS6: maps have no fixed order, and a reordered retry must not be rejected as another batch."""
     names = [f"{number:02}" for number in range(12)]
     record = log_pb2.Record(value=b"x", headers=dict.fromkeys(reversed(names), b"v"))
     word = request_word(log_pb2.AppendRequest(log="ns/orders", records=[record]), Append)
@@ -102,7 +102,7 @@ def test_the_names_of_a_map_are_framed_in_order() -> None:
     assert list(framed.headers) == names
 
 
-async def test_blocks_are_told_as_they_were_framed(door: Door) -> None:
+async def test_read_stream_returns_stored_blocks_unchanged(door: Door) -> None:
     log = door.core.cluster.make("orders")
     block = pack_block([b"a", b"b"])
     await door.ask(
@@ -126,7 +126,7 @@ async def test_blocks_are_told_as_they_were_framed(door: Door) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_a_failure_says_its_reason_outcome_and_ids(door: Door) -> None:
+async def test_not_owner_error_has_reason_outcome_and_ids(door: Door) -> None:
     log = door.core.cluster.make("orders")
     log.owner = "elsewhere:7400"
     request = log_pb2.AppendRequest(log="orders", block=pack_block([b"a"]))
@@ -172,7 +172,7 @@ async def test_health_and_reflection_answer(door: Door) -> None:
     assert answers[1].file_descriptor_response.file_descriptor_proto
 
 
-def test_off_loopback_it_wants_tls_and_a_token() -> None:
+def test_unsecured_listener_off_loopback_is_refused() -> None:
     with raises_message(BadConfig):
         GrpcConfig(Address("0.0.0.0", 7400))
     GrpcConfig(Address("0.0.0.0", 7400), insecure=True)
@@ -183,8 +183,8 @@ async def test_a_taken_port_is_refused(door: Door) -> None:
         await GrpcServer.start(door.core, GrpcConfig(door.server.address))
 
 
-async def test_one_limit_can_be_changed_whatever_the_defaults_of_others_are(door: Door) -> None:
-    """A client in another language names one field and its value, and nothing else."""
+async def test_single_limit_update_is_checked_against_the_stored_ones(door: Door) -> None:
+    """A client in another language sends one field and its value only."""
     door.core.cluster.make("orders")
 
     async def change(name: str, value: int) -> admin_pb2.LogConfig:
@@ -195,7 +195,7 @@ async def test_one_limit_can_be_changed_whatever_the_defaults_of_others_are(door
         return found
 
     await change("record_bytes_max", 1000)
-    config = await change("batch_bytes_max", 2000)  # Less than a record has where nobody said it.
+    config = await change("batch_bytes_max", 2000)  # Less than the default of record_bytes_max.
     assert (config.record_bytes_max, config.batch_bytes_max) == (1000, 2000)
     assert config.roll_entries == LogConfig().roll_entries
     with pytest.raises(grpc.aio.AioRpcError) as caught:

@@ -1,4 +1,4 @@
-"""Whatever a peer sends is answered or ends its connection; responses that it does not read cost little."""
+"""Hostile input is rejected or ends its connection; unread responses use bounded memory."""
 
 import asyncio
 import contextlib
@@ -38,7 +38,7 @@ from tests.unit.api.grpc.samples import LOG, sample
 
 Pair = tuple[FakeCore, Any]
 
-_PING_ANSWER: Final = b"\0\0\x08\x06\x01" + bytes(4)  # And what the ping held.
+_PING_ANSWER: Final = b"\0\0\x08\x06\x01" + bytes(4)  # The payload of the ping follows.
 
 
 @pytest.fixture
@@ -60,12 +60,12 @@ async def pair(core: FakeCore, address: Address) -> AsyncIterator[Pair]:
     options = (
         ("grpc.max_send_message_length", -1),
         ("grpc.use_local_subchannel_pool", 1),
-        ("grpc.http2.bdp_probe", 0),  # A client that does not read may else take half a gigabyte.
+        ("grpc.http2.bdp_probe", 0),  # With it, a client that does not read buffers 500 MB.
     )
     channel: Any = grpc.aio.insecure_channel(str(address), options=options)
     yield core, channel
     answer = await channel.unary_unary("/rollbook.v1.LogAdmin/GetLimits")(b"", timeout=30)
-    assert answer  # Whatever happened, others are served.
+    assert answer  # The server still serves other calls.
     await channel.close()
 
 
@@ -103,7 +103,7 @@ def mutations(data: bytes, count: int) -> list[bytes]:
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
-async def test_nonsense_is_refused_as_such(pair: Pair, method: Any) -> None:
+async def test_malformed_message_is_rejected(pair: Pair, method: Any) -> None:
     core, channel = pair
     if method.kind is CallKind.APPEND_STREAM:
         message = log_pb2.AppendStreamRequest()
@@ -146,7 +146,7 @@ async def test_a_message_that_is_too_large_is_refused(pair: Pair) -> None:
 
 
 @pytest.mark.usefixtures("pair")
-async def test_what_is_no_grpc_at_all_is_hung_up_on(address: Address) -> None:
+async def test_non_grpc_bytes_close_the_connection(address: Address) -> None:
     for garbage in (
         b"GET / HTTP/1.1\r\n\r\n",
         bytes(100_000),
@@ -160,15 +160,15 @@ async def test_what_is_no_grpc_at_all_is_hung_up_on(address: Address) -> None:
 
 
 @pytest.mark.usefixtures("pair")
-async def test_pings_are_answered_however_many(address: Address) -> None:
-    """It costs less than to hang up on who sends them: under gRPC's own bound each ping beyond it ends the connection again."""
+async def test_thousands_of_pings_are_answered(address: Address) -> None:
+    """Answering costs less than closing the connection, as gRPC does beyond its own limit."""
     reader, writer = await asyncio.open_connection(address.host, address.port)
     writer.write(IDLE.first + b"".join(_ping(number) for number in range(5_000)))
     heard = b""
     async with asyncio.timeout(30):
         while heard.count(_PING_ANSWER) < 5_000:
             told = await reader.read(1 << 20)
-            assert told, "hung up on"
+            assert told, "the server closed the connection"
             heard += told
     assert [heard.count(_PING_ANSWER + struct.pack(">Q", each)) for each in (0, 4_999)] == [1, 1]
     writer.write(_ping(5_000))
@@ -177,8 +177,10 @@ async def test_pings_are_answered_however_many(address: Address) -> None:
     writer.close()
 
 
-async def test_who_never_reads_costs_little(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """gRPC's flow control stops us at its window; we hold one event besides."""
+async def test_client_that_never_reads_has_bounded_buffers(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """gRPC's flow control stops the server at its window; the server holds one more event."""
     core, channel = pair
     block = pack_block([bytes(1 << 20)])
     told = 0
@@ -187,7 +189,7 @@ async def test_who_never_reads_costs_little(pair: Pair, monkeypatch: pytest.Monk
         nonlocal told
         while True:
             told += 1
-            yield Records((block,), 0, 1)  # type: ignore[arg-type]  # Whatever.
+            yield Records((block,), 0, 1)  # type: ignore[arg-type]  # Plain integers will do.
 
     core.events = flood
     request = log_pb2.ReadStreamRequest(log=str(LOG), start="0").SerializeToString()
@@ -216,7 +218,7 @@ async def test_who_never_reads_costs_little(pair: Pair, monkeypatch: pytest.Monk
             await asyncio.sleep(0.01)
 
 
-async def test_who_takes_no_results_is_read_no_further(pair: Pair) -> None:
+async def test_server_stops_reading_appends_without_results(pair: Pair) -> None:
     core, channel = pair
     core.holds.add("append_stream")
     stream = channel.stream_stream("/rollbook.v1.LogService/AppendStream")()
@@ -248,18 +250,18 @@ async def test_who_takes_no_results_is_read_no_further(pair: Pair) -> None:
     await asyncio.gather(sending, return_exceptions=True)
 
 
-async def test_thousands_of_calls_at_once_wait_for_their_turn(pair: Pair) -> None:
-    """Those of one connection are bounded, and none is ended without a word."""
+async def test_thousands_of_concurrent_calls_are_all_answered(pair: Pair) -> None:
+    """The calls of one connection are bounded; those beyond the bound wait."""
     _, channel = pair
     ask = channel.unary_unary("/rollbook.v1.LogAdmin/GetLimits")
     told = await asyncio.gather(*(ask(b"", timeout=120) for _ in range(CALLS_OF_ONE_MAX + 1500)))
     assert all(told)
 
 
-async def test_a_call_that_nobody_has_looked_at_is_in_doubt_beyond_the_bound(
+async def test_call_beyond_the_pending_limit_has_outcome_unknown(
     core: FakeCore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """gRPC ends it as it ends one that was begun and forgotten: the two cannot be distinguished."""
+    """gRPC ends it like a call that was started and cancelled; a client cannot tell them apart."""
     options = dict(server_module._OPTIONS)
     bounded = {each: 8 for each in options if "max_pending_requests" in each}
     assert len(bounded) == 2
@@ -272,7 +274,7 @@ async def test_a_call_that_nobody_has_looked_at_is_in_doubt_beyond_the_bound(
         ended: queue.Queue[Any] = queue.Queue()
         for each in calls:
             each.add_done_callback(ended.put)
-        beyond = [ended.get(timeout=30) for _ in range(40)]  # The loop stands still meanwhile.
+        beyond = [ended.get(timeout=30) for _ in range(40)]  # This blocks the loop.
         assert {each.code() for each in beyond} == {grpc.StatusCode.CANCELLED}
         call = beyond[0]
         error = error_of_call(call.code(), call.details(), call.trailing_metadata())
@@ -286,13 +288,13 @@ async def test_a_call_that_nobody_has_looked_at_is_in_doubt_beyond_the_bound(
 async def test_excess_and_silent_connections_are_closed(
     core: FakeCore,
 ) -> None:
-    """In a crowd the files would be missing elsewhere."""
+    """Else connections use up the file descriptors of the process."""
     config = GrpcConfig(Address("127.0.0.1", 0), connections_max=3)
     server = await GrpcServer.start(core, config)
     host, port = server.address.host, server.address.port
     silent = [await asyncio.open_connection(host, port) for _ in range(8)]
     waiting = [asyncio.create_task(_ended(reader)) for reader, _ in silent]
-    async with asyncio.timeout(30):  # Long before gRPC would by itself.
+    async with asyncio.timeout(30):  # This is well below gRPC's own time-out.
         while sum(each.done() for each in waiting) < len(silent) - config.connections_max:
             await asyncio.sleep(0.01)
         await asyncio.gather(*waiting)
@@ -306,7 +308,7 @@ async def test_excess_and_silent_connections_are_closed(
         async with asyncio.timeout(30):
             while sum(each.done() for each in refused) <= len(beyond) - config.connections_max:
                 await asyncio.sleep(0.01)
-        assert await limits(b"", timeout=30)  # Admitted calls go on.
+        assert await limits(b"", timeout=30)  # An admitted connection is still served.
         for _, writer in beyond:
             writer.close()
         await asyncio.gather(*refused)

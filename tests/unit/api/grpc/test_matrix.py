@@ -1,4 +1,4 @@
-"""Every method and every error of the table: what the service raises is what the client hears."""
+"""Each method returns to the client every error that the service raises."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -28,7 +28,7 @@ IDS = {"head": 5, "log": "ns/log", "is_last": True, "uid": b"\x00\xff", "marks":
 
 
 class StatusClient:
-    """A client that shows statuses as they are."""
+    """A client that returns raw statuses."""
 
     def __init__(self, core: FakeCore, channels: Channels, address: str) -> None:
         self.core = core
@@ -82,7 +82,7 @@ def assert_same(heard: RollbookError, said: RollbookError) -> None:
 @pytest.mark.parametrize(
     "method", [m for m in METHODS if m.kind is not CallKind.APPEND_STREAM], ids=lambda m: m.name
 )
-async def test_every_error_of_every_call(line: StatusClient, method: Method) -> None:
+async def test_every_call_returns_every_error(line: StatusClient, method: Method) -> None:
     word = sample(method.request)
     for kind in OURS:
         said = raised(kind)
@@ -95,10 +95,10 @@ async def test_every_error_of_every_call(line: StatusClient, method: Method) -> 
 @pytest.mark.parametrize(
     "method", [m for m in METHODS if m.kind is CallKind.CALL], ids=lambda m: m.name
 )
-async def test_a_deadline_is_told_alike_whichever_end_sees_it_first(
+async def test_deadline_error_is_equal_on_client_and_server(
     line: StatusClient, method: Method, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A waiting writer got `Deadline Exceeded` when its own deadline ended."""
+    """Regression: a writer whose own deadline ended got the raw `Deadline Exceeded`."""
     never = asyncio.Event()
 
     async def wait(*_: Any) -> None:
@@ -114,7 +114,7 @@ async def test_a_deadline_is_told_alike_whichever_end_sees_it_first(
     assert_same(failure_of(method, own), late(method))
 
 
-async def test_every_error_of_an_append_stream(line: StatusClient) -> None:
+async def test_append_stream_returns_every_error_of_an_append(line: StatusClient) -> None:
     results: asyncio.Queue[tuple[AppendAck | None, RollbookError | None]] = asyncio.Queue()
     stream = ClientAppendStream(line.channels, line.address)
     ref = stream.bind(LOG, is_ordered=False)
@@ -131,10 +131,10 @@ async def test_every_error_of_an_append_stream(line: StatusClient) -> None:
 
 
 @pytest.mark.parametrize("kind", OURS, ids=lambda kind: kind.__name__)
-async def test_every_error_that_ends_an_append_stream(
+async def test_append_on_a_refused_stream_is_not_applied(
     line: StatusClient, kind: type[RollbookError], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A refused client has sent nothing on the stream, and the error says so."""
+    """The client has sent nothing on the stream when it is refused."""
     results: asyncio.Queue[RollbookError | None] = asyncio.Queue()
     line.core.failures["open_append_stream"].append(raised(kind))
     stream = ClientAppendStream(line.channels, line.address)
@@ -155,7 +155,7 @@ async def test_every_error_that_ends_an_append_stream(
     await stream.close()
 
 
-async def test_an_error_in_the_middle_of_a_stream(line: StatusClient) -> None:
+async def test_read_stream_returns_every_error_after_records(line: StatusClient) -> None:
     method = next(m for m in METHODS if m.name == "ReadStream")
     line.core.cluster.logs[LOG].append(pack_block([b"x"] * 10), None)
     for kind in OURS:
@@ -166,7 +166,7 @@ async def test_an_error_in_the_middle_of_a_stream(line: StatusClient) -> None:
 
 
 def test_error_details_beyond_the_limit_are_left_out() -> None:
-    """A peer refuses headers that are too long, and would hear nothing at all."""
+    """A peer refuses too long headers and would lose the whole error."""
     said = RollbookError("m" * 100_000, next_step="n" * 100_000, big="x" * 100_000, small=7)
     for index in range(1000):
         said.ids[f"id{index}"] = tuple(range(100))
@@ -177,7 +177,7 @@ def test_error_details_beyond_the_limit_are_left_out() -> None:
     assert heard.ids["small"] == 7
 
 
-def test_a_reason_of_the_future_keeps_its_outcome() -> None:
+def test_unknown_error_reason_keeps_its_outcome() -> None:
     detail = error_pb2.ErrorDetail(
         reason="NEWER_THAN_US", outcome=error_pb2.OUTCOME_NOT_APPLIED, retryable=True
     )

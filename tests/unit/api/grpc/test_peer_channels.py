@@ -1,4 +1,4 @@
-"""Connections over which other servers are asked, when what is shown there changes."""
+"""Connections to other servers are replaced when this server's credentials change."""
 
 import asyncio
 
@@ -18,7 +18,7 @@ TAIL = messages.GetTail(LogName("ns", "log"))
 
 
 class Counted(Channels):
-    """Knows how often it was closed."""
+    """Counts how often it was closed."""
 
     def __init__(self, security: Security) -> None:
         super().__init__(security)
@@ -29,7 +29,7 @@ class Counted(Channels):
         await super().close()
 
 
-async def test_what_was_shown_before_is_closed_once_when_nobody_asks_over_it(
+async def test_connections_with_old_credentials_close_once_idle(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made: list[Counted] = []
@@ -52,7 +52,7 @@ async def test_what_was_shown_before_is_closed_once_when_nobody_asks_over_it(
 
     async with asyncio.timeout(30):
         await ask()
-        seen = 1  # While nobody asks.
+        seen = 1  # The credentials change while no request is open.
         await ask()
         assert [each.closings for each in made] == [1, 0]
         core.holds.add("get_tail")
@@ -60,7 +60,7 @@ async def test_what_was_shown_before_is_closed_once_when_nobody_asks_over_it(
         while len(core.asked) < 3:
             await asyncio.sleep(0.01)
         core.holds.clear()
-        seen = 2  # While somebody does.
+        seen = 2  # The credentials change while a request is open.
         await ask()
         assert [each.closings for each in made] == [1, 0, 0]
         core.release()

@@ -1,4 +1,4 @@
-"""Words and messages are built alike, and each becomes the other without loss."""
+"""Message classes and protobuf messages have the same fields and convert without loss."""
 
 from dataclasses import fields
 from itertools import pairwise
@@ -30,7 +30,7 @@ WORDS = dict.fromkeys(
     for method in SINGLE
     for word in (method.request, *(get_args(method.answer) or (method.answer,)))
 )
-# For those who frame no blocks: `api/grpc/record_framing.py`.
+# Fields for clients that do not frame blocks: see `api/grpc/record_framing.py`.
 ONLY_ON_THE_WIRE = {
     messages.Append: {"records", "producer"},
     messages.Read: {"as_records"},
@@ -40,7 +40,7 @@ ONLY_ON_THE_WIRE = {
 }
 
 
-def test_every_method_of_the_interface_is_served_and_no_other() -> None:
+def test_method_table_equals_the_proto_services() -> None:
     declared = {
         (service.name, method.name)
         for file in FILES
@@ -51,7 +51,7 @@ def test_every_method_of_the_interface_is_served_and_no_other() -> None:
 
 
 @pytest.mark.parametrize("word", WORDS, ids=lambda word: word.__name__)
-def test_a_word_and_its_message_have_the_same_fields(word: Any) -> None:
+def test_message_class_and_proto_have_the_same_fields(word: Any) -> None:
     names = set(message_of(word).DESCRIPTOR.fields_by_name)
     assert names - {field.name for field in fields(word)} == ONLY_ON_THE_WIRE.get(word, set())
     assert {field.name for field in fields(word)} <= names
@@ -59,7 +59,7 @@ def test_a_word_and_its_message_have_the_same_fields(word: Any) -> None:
 
 @pytest.mark.parametrize("word", [*WORDS, messages.AppendResult], ids=lambda word: word.__name__)
 @pytest.mark.parametrize("is_full", [True, False])
-def test_a_word_comes_back_as_it_went(word: Any, is_full: bool) -> None:
+def test_every_message_round_trips_as_protobuf(word: Any, is_full: bool) -> None:
     if word is messages.AppendResult:
         told = sample(messages.AppendAck) if is_full else None
         value = messages.AppendResult(7, told, None if is_full else RollbookError("x"))
@@ -74,7 +74,7 @@ def test_a_word_comes_back_as_it_went(word: Any, is_full: bool) -> None:
 
 
 @pytest.mark.parametrize("kind", get_args(messages.ReadEvent), ids=lambda kind: kind.__name__)
-def test_an_event_comes_back_as_it_went(kind: Any) -> None:
+def test_every_read_event_round_trips_as_protobuf(kind: Any) -> None:
     event = sample(kind)
     told = log_pb2.ReadEvent.FromString(pack_event(event).SerializeToString())
     assert unpack_event(told, event_kinds(messages.ReadEvent)) == event
@@ -82,14 +82,14 @@ def test_an_event_comes_back_as_it_went(kind: Any) -> None:
 
 @pytest.mark.parametrize("sizes", [[], [0], [1], [127, 128], [300_000, 20_000, 0]])
 @pytest.mark.parametrize("offsets", [(0, 0), (0, 1), (127, 128), (2**40, 2**63 - 1)])
-def test_records_packed_by_hand_are_those_of_protobuf(
+def test_hand_packed_records_equal_protobuf_encoding(
     sizes: list[int], offsets: tuple[int, int]
 ) -> None:
     event = messages.Records(tuple(map(bytes, sizes)), *map(Offset, offsets))
     assert pack_records(event) == pack_event(event).SerializeToString()
 
 
-def test_an_event_of_the_future_is_none() -> None:
+def test_unknown_read_event_is_unpacked_as_none() -> None:
     assert unpack_event(log_pb2.ReadEvent(), event_kinds(messages.ReadEvent)) is None
 
 
@@ -97,7 +97,7 @@ def test_an_event_of_the_future_is_none() -> None:
     ("message", "word", "field"),
     [
         (log_pb2.GetTailRequest(log="UPPER"), messages.GetTail, "log"),
-        (log_pb2.GetTailRequest(log="a", consistency=99), messages.GetTail, "consistency"),  # type: ignore[arg-type]  # Of the future.
+        (log_pb2.GetTailRequest(log="a", consistency=99), messages.GetTail, "consistency"),  # type: ignore[arg-type]  # An unknown value.
         (log_pb2.ReadRequest(log="a", start="nowhere"), messages.Read, "start"),
         (
             log_pb2.RenewWriterRequest(log="a", writer_epoch=2**63),
@@ -108,13 +108,13 @@ def test_an_event_of_the_future_is_none() -> None:
         (admin_pb2.UpdateLogRequest(log="a"), messages.UpdateLog, "config"),
     ],
 )
-def test_what_makes_no_sense_is_refused_by_name(message: Any, word: Any, field: str) -> None:
+def test_invalid_field_is_rejected_by_name(message: Any, word: Any, field: str) -> None:
     with pytest.raises(InvalidRequest, match=f"^{field}"):
         unpack(message, word)
 
 
-def test_every_field_and_method_says_what_it_means() -> None:
-    """The comments are the reference: a schema without them would be half a schema."""
+def test_every_proto_declaration_has_a_comment() -> None:
+    """The comments are the reference of the interface."""
     for file in FILES:
         path = str(file.__file__).replace("_pb2.py", ".proto")
         with open(path, encoding="utf-8") as text:
@@ -130,7 +130,7 @@ def test_every_field_and_method_says_what_it_means() -> None:
                 assert before.strip().startswith("//"), f"{path}: {words_of}"
 
 
-def test_numbers_of_offsets_are_unsigned_or_wide_enough() -> None:
+def test_offset_epoch_and_time_fields_have_64_bits() -> None:
     for file in FILES:
         for message in file.DESCRIPTOR.message_types_by_name.values():
             for field in message.fields:

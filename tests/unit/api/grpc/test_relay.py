@@ -1,4 +1,4 @@
-"""Calls that one server relays to another one, for a client that cannot reach that one."""
+"""Calls that a server relays to the owner for a client that cannot reach the owner."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -48,7 +48,7 @@ def token_of(name: str) -> str:
 
 
 class Inside(GrpcPeers):
-    """Servers know where the owner is; the client does not."""
+    """Connections between servers, which can reach the owner; the client cannot."""
 
     def __init__(self, owner: str, **settings: Any) -> None:
         self._owner = owner
@@ -144,14 +144,14 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
     await at_owner.close(0)
 
 
-async def test_client_that_cannot_reach_the_owner_appends_and_reads_all_the_same(
+async def test_client_appends_and_reads_through_a_relay(
     site: Site,
 ) -> None:
-    """RY3: a writer, lone appends, reads, a tail, and calls that the owner alone answers."""
+    """RY3: covers a writer, single appends and reads."""
     for who in (
         "writer",
         "once",
-    ):  # One stream of appends, and then one of reads: quotas hold at the entry.
+    ):  # `once` may open one stream at a time, of appends and then of reads.
         client = site.client(who)
         log = await client.open(LOG)
         first = (await log.append(b"alone")).first_offset
@@ -169,26 +169,26 @@ async def test_client_that_cannot_reach_the_owner_appends_and_reads_all_the_same
     assert site.client("writer").owners.routes.unreachable == ()
     assert client.owners.routes.unreachable == (OWNER,)
     assert site.owner.streams
-    assert not site.entry.streams, "the owner has the stream"
+    assert not site.entry.streams, "the append stream is open at the owner"
 
 
-async def test_calls_of_the_owner_alone_are_relayed(site: Site) -> None:
-    """RY1: the entry asks the owner that it knows."""
+async def test_seal_is_relayed_to_the_owner(site: Site) -> None:
+    """RY1: the entry relays to the owner that it knows."""
     client = site.client("writer")
     log = await client.open(LOG)
     assert (await log.seal()) == 0
 
 
-async def test_reader_with_a_quota_is_counted_at_the_entry(site: Site) -> None:
-    """RY2: by what it was sent."""
+async def test_reader_with_a_quota_reads_through_a_relay(site: Site) -> None:
+    """RY2."""
     site.owner.cluster.log(LOG).append(pack_block([b"x"] * 10), None)
     client = site.client("counted")
     log = await client.open(LOG)
     assert len([record async for record in log.read()]) == 10
 
 
-async def test_rights_are_those_of_the_caller_and_the_owner_is_not_asked(site: Site) -> None:
-    """RY2: what is refused at the entry never gets further."""
+async def test_relay_refuses_what_the_caller_has_no_right_to(site: Site) -> None:
+    """RY2: a call that the entry refuses never reaches the owner."""
     append = messages.Append(LOG, pack_block([b"x"]))
     with pytest.raises(Unauthorized):
         await site.ask(append, "reader", log_relay=OWNER)
@@ -201,7 +201,7 @@ async def test_rights_are_those_of_the_caller_and_the_owner_is_not_asked(site: S
 
 
 async def test_relayed_call_is_never_relayed_again(site: Site) -> None:
-    """RY1: two servers that both believe that the other one owns the log do not send a call round."""
+    """RY1: two servers that each take the other one for the owner cannot relay in a loop."""
     append = messages.Append(LOG, pack_block([b"x"]))
     before = site.peers.asked
     with pytest.raises(NotOwner):
@@ -211,8 +211,8 @@ async def test_relayed_call_is_never_relayed_again(site: Site) -> None:
     assert wanted_server(((RELAY_KEY, OWNER),)) == OWNER
 
 
-async def test_address_that_is_of_no_server_is_not_connected_to(site: Site) -> None:
-    """RY1: an entry shows the servers' token to servers alone."""
+async def test_relay_connects_only_to_known_servers(site: Site) -> None:
+    """RY1: a relay sends the servers' token only to servers."""
     before = site.peers.asked
     for wanted in ("169.254.169.254:80", "b.invalid:7401", "x" * 5000, "%00"):
         with raises_message(ServerUnreachable):
@@ -221,7 +221,7 @@ async def test_address_that_is_of_no_server_is_not_connected_to(site: Site) -> N
 
 
 async def test_idempotency_key_is_the_same_relayed_and_direct(site: Site) -> None:
-    """RY2: a repetition on the other way is recognised; nobody but a server is believed to relay."""
+    """RY2: a repeat on the other way is a duplicate; a client that claims to relay is not believed."""
     relayed = await site.client("writer").open(LOG)
     first = await relayed.append(b"x", idempotency_key="k")
     url, token = f"log://{site.servers[1].address}", token_of("writer")
@@ -244,7 +244,7 @@ def _only(channels: Channels, address: str) -> Any:
 
 
 class Call:
-    """A stream to the owner that ends at once, with that status."""
+    """A stream to the owner that ends at once with this error."""
 
     def __init__(self, error: RollbookError, *, listens: bool) -> None:
         self._error, self._listens = error, listens
@@ -273,8 +273,8 @@ class Call:
 
 
 @pytest.mark.parametrize("kind", [ServerUnreachable, Unauthorized, NotOwner, Overloaded])
-async def test_append_on_a_relay_that_breaks_is_in_doubt(kind: type[RollbookError]) -> None:
-    """RY3: whatever the owner's stream ends with, once it was open the entry cannot know what the owner has done."""
+async def test_append_on_a_broken_relay_has_outcome_unknown(kind: type[RollbookError]) -> None:
+    """RY3: once the owner's stream was open, the entry cannot know what the owner has done."""
     stream = RelayedAppends(Call(kind("why"), listens=True), OWNER)
     await stream.open()
     stream.submit([], [messages.StreamAppend(1, 1, b"x")])
@@ -285,16 +285,16 @@ async def test_append_on_a_relay_that_breaks_is_in_doubt(kind: type[RollbookErro
     await stream.close()
 
 
-async def test_refusal_before_the_stream_is_open_says_so() -> None:
-    """RY3: nothing was sent, and the client may try elsewhere."""
+async def test_refusal_before_the_relay_opens_keeps_its_error() -> None:
+    """RY3: nothing was sent, so the client may retry at another server."""
     stream = RelayedAppends(Call(Overloaded("full"), listens=False), OWNER)
     with pytest.raises(Overloaded):
         await stream.open()
     await stream.close()
 
 
-async def test_owner_that_does_not_let_the_entry_in_is_no_fault_of_the_caller(site: Site) -> None:
-    """RY2: the caller hears that the owner cannot be reached, and may try elsewhere."""
+async def test_owner_refusing_the_relay_is_reported_as_unreachable(site: Site) -> None:
+    """RY2: the caller is not at fault and may retry at another server."""
     site.peers._security = lambda: Security(
         token="not-the-token-of-the-servers-012345", insecure=True
     )

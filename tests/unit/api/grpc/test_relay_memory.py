@@ -1,4 +1,4 @@
-"""What relayed readers hold at a server, all together."""
+"""The memory that all relayed readers of a server hold together."""
 
 import asyncio
 
@@ -11,13 +11,13 @@ SIZE = 512 * 1024
 
 
 async def share_of(*, slow: bool = False) -> RelayedBytes:
-    """`slow`: its task waits until it is cancelled."""
+    """Makes a reader's share; with `slow` its task runs until it is cancelled."""
     task: asyncio.Task[object] = asyncio.ensure_future(asyncio.sleep(60 if slow else 0))
     await asyncio.sleep(0)
     return RelayedBytes(task)
 
 
-async def test_reader_that_takes_nothing_makes_room_for_one_that_waits() -> None:
+async def test_stalled_readers_are_cancelled_to_make_room() -> None:
     """RY4: a thousand slow readers hold no more than the bound."""
     memory = RelayMemory(bytes_max=2 * SIZE)
     slow = [await share_of(slow=True) for _ in range(6)]
@@ -47,8 +47,8 @@ async def test_idle_reader_gives_its_reservation_back() -> None:
     assert memory.bytes == 0
 
 
-async def test_many_events_at_once_for_idle_readers_are_refused_beyond_the_bound() -> None:
-    """RY4: their readers come back for them."""
+async def test_events_for_idle_readers_beyond_the_limit_are_refused() -> None:
+    """RY4: the refused readers retry later."""
     memory = RelayMemory(bytes_max=SIZE)
     shares = [await share_of() for _ in range(4)]
     memory.hold(shares[0], SIZE)
@@ -58,8 +58,8 @@ async def test_many_events_at_once_for_idle_readers_are_refused_beyond_the_bound
     assert memory.bytes == SIZE * 3 // 2
 
 
-async def test_one_event_that_is_larger_than_all_is_taken_alone() -> None:
-    """RY4: no log is unreadable for its size."""
+async def test_event_larger_than_the_limit_is_accepted_alone() -> None:
+    """RY4: else a log with large events could not be read."""
     memory = RelayMemory(bytes_max=SIZE)
     share = await share_of()
     await memory.reserve(share)
@@ -71,7 +71,7 @@ async def test_one_event_that_is_larger_than_all_is_taken_alone() -> None:
 
 
 async def test_cancelled_reader_reserves_nothing() -> None:
-    """RY4: a reader that leaves while it waits lets the next one in."""
+    """RY4: after a waiting reader is cancelled, the next one can reserve."""
     memory = RelayMemory(bytes_max=SIZE)
     holder, leaver, last = [await share_of(slow=True) for _ in range(3)]
     memory.hold(holder, SIZE)

@@ -1,4 +1,4 @@
-"""Who may ask: certificates and the token."""
+"""Access to the gRPC server: certificates and the token."""
 
 import asyncio
 import os
@@ -74,10 +74,12 @@ def client_of(
     server: GrpcServer, scheme: str = "log+tls", timeout_s: float = 60.0, **security: str
 ) -> Client:
     config = LogClientConfig(timeout_s=timeout_s, attempt_s=timeout_s / 2)
-    return connect(f"{scheme}://{server.address}", config, insecure=False, **security)  # type: ignore[arg-type]  # Texts, all of them.
+    return connect(f"{scheme}://{server.address}", config, insecure=False, **security)  # type: ignore[arg-type]  # All settings are strings.
 
 
-async def test_with_the_token_over_tls(server: GrpcServer, files: TlsFiles) -> None:
+async def test_client_with_token_and_tls_appends_and_reads(
+    server: GrpcServer, files: TlsFiles
+) -> None:
     async with client_of(server, token=TOKEN, authorities=files.certificate) as client:
         log = await client.open("orders", create=True)
         assert (await log.append(b"x")).first_offset == 0
@@ -87,7 +89,7 @@ async def test_with_the_token_over_tls(server: GrpcServer, files: TlsFiles) -> N
 
 
 @pytest.mark.parametrize("token", ["", "another-token-altogether", TOKEN[:-1]])
-async def test_without_the_token(
+async def test_calls_without_the_token_are_unauthorized(
     server: GrpcServer, files: TlsFiles, token: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with client_of(server, token=TOKEN, authorities=files.certificate) as client:
@@ -107,10 +109,10 @@ async def test_without_the_token(
             await log.events().next()
 
 
-async def test_nothing_of_what_is_refused_is_in_doubt(
+async def test_unauthorized_appends_are_all_not_applied(
     server: GrpcServer, files: TlsFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However many messages it would have been."""
+    """This holds for appends that would fill many messages."""
     async with client_of(server, token=TOKEN, authorities=files.certificate) as client:
         log = await client.open("orders", create=True)
         monkeypatch.setattr(client.channels, "shown_to", lambda _: ())
@@ -132,7 +134,7 @@ async def test_health_needs_no_token(server: GrpcServer, files: TlsFiles) -> Non
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
 
 
-async def test_whom_nobody_vouches_for_is_not_believed(server: GrpcServer) -> None:
+async def test_client_without_the_authority_cannot_connect(server: GrpcServer) -> None:
     for scheme in ("log+tls", "log"):
         client = client_of(server, scheme, timeout_s=1, token=TOKEN)
         with pytest.raises(RollbookError) as caught:
@@ -152,7 +154,7 @@ async def test_a_new_token_needs_no_restart(
         assert (await client.limits()).block_records_max
 
 
-async def test_files_that_cannot_be_read(files: TlsFiles) -> None:
+async def test_unreadable_certificate_or_token_file_is_bad_config(files: TlsFiles) -> None:
     core = FakeCore(FakeCluster())
     with pytest.raises(BadConfig, match="cannot read"):
         await GrpcServer.start(core, GrpcConfig(LOOPBACK, tls=TlsFiles("/nowhere.pem")))
@@ -163,6 +165,6 @@ async def test_files_that_cannot_be_read(files: TlsFiles) -> None:
 
 
 @pytest.mark.parametrize("url", ["http://x", "log://", "log://a:b", "log://a:99999"])
-def test_urls_that_are_none(url: str) -> None:
+def test_invalid_url_is_bad_config(url: str) -> None:
     with pytest.raises(BadConfig):
         connect(url)

@@ -1,4 +1,4 @@
-"""What HTTP management finds in a real cluster: bookies and metadata in this process."""
+"""Cluster management on a real cluster: bookies and metadata in this process."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Mapping
@@ -75,7 +75,7 @@ def events_of(site: Site) -> ClusterEventLog:
 async def carried_out(
     site: Site, admin: ClusterManagement, kind: str, ledger_id: int
 ) -> Mapping[str, Any]:
-    """Begun, and run as an elected process runs it."""
+    """Starts an operation and runs it as the elected process does; returns its final state."""
     begun = await admin.begin(kind, {"ledger_id": ledger_id}, "ops", None)
     async with running_operations(site):
         while (found := await admin.operation(begun["id"]))["ended_ms"] is None:
@@ -99,8 +99,8 @@ async def running_operations(site: Site) -> AsyncIterator[None]:
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_ledgers_are_found_by_state_by_bookie_and_by_mark(cluster: LocalCluster) -> None:
-    """MG3: page by page."""
+async def test_ledgers_are_filtered_by_state_bookie_and_mark(cluster: LocalCluster) -> None:
+    """MG3: results are paged."""
     async with desk_of(cluster) as (site, admin, _):
         ids = [await site.write(1, is_closed=number != 3) for number in range(5)]
         await site.mark(ids[1])
@@ -137,7 +137,7 @@ async def test_ledgers_are_found_by_state_by_bookie_and_by_mark(cluster: LocalCl
         assert (recovered["done"], recovered["total"]) == (1, 1)
 
 
-async def test_a_bookie_drains_is_kept_and_is_judged(cluster: LocalCluster) -> None:
+async def test_bookie_is_drained_judged_and_undrained(cluster: LocalCluster) -> None:
     async with desk_of(cluster) as (site, admin, _):
         await site.write(5)
         found = await admin.set_lifecycle(LOST, DRAINING)
@@ -154,8 +154,8 @@ async def test_a_bookie_drains_is_kept_and_is_judged(cluster: LocalCluster) -> N
             await admin.set_lifecycle("bk-9", DRAINING)
 
 
-async def test_operations_that_last(cluster: LocalCluster) -> None:
-    """What would be refused is refused at once; a key finds its operation whatever has become of the bookies."""
+async def test_long_operations_are_checked_at_once_and_found_by_key(cluster: LocalCluster) -> None:
+    """Invalid ones are refused at once; a repeated key returns its operation, even an ended one."""
     async with desk_of(cluster) as (site, admin, _):
         await site.write(5)
         lost: dict[str, Any] = {"bookies": [LOST, LOST], "to": [], "skip_open": False}
@@ -182,7 +182,9 @@ async def test_operations_that_last(cluster: LocalCluster) -> None:
         await cookies.delete(LOST)
         with raises_message(InvalidRequest):
             await admin.begin("recover-bookies", {**lost, "bookies": [LOST, "bk-9"]}, "ops", "k")
-        begun = await admin.begin("recover-bookies", lost, "ops", "k")  # A ledger names it.
+        begun = await admin.begin(
+            "recover-bookies", lost, "ops", "k"
+        )  # A ledger names the bookie, so its cookie is not needed.
         await cookies.create(kept.cookie)
         async with running_operations(site):
             while (found := await admin.operation(begun["id"]))["ended_ms"] is None:
@@ -202,8 +204,8 @@ async def test_operations_that_last(cluster: LocalCluster) -> None:
         assert none is None
 
 
-async def test_next_steps_name_what_http_has(cluster: LocalCluster) -> None:
-    """And no options or commands of the shell."""
+async def test_next_steps_name_http_routes(cluster: LocalCluster) -> None:
+    """They name no shell command or option."""
     async with desk_of(cluster) as (site, admin, _):
         ledger_id = await site.write(5, is_closed=False)
         lost: dict[str, Any] = {"bookies": [LOST], "to": [], "skip_open": False}
@@ -242,7 +244,7 @@ async def test_next_steps_name_what_http_has(cluster: LocalCluster) -> None:
 async def test_a_segment_of_a_log_is_not_recovered(
     cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is refused at once, and no operation is begun."""
+    """It is refused at once, and no operation is started."""
 
     async def log_of(*_: Any) -> str:
         return "shop/orders"
@@ -263,7 +265,7 @@ async def test_a_segment_of_a_log_is_not_recovered(
         assert await admin.operations("", 100) == ([], None)
 
 
-async def test_entries_and_space_are_asked_of_bookies(cluster: LocalCluster) -> None:
+async def test_entries_and_space_are_read_from_bookies(cluster: LocalCluster) -> None:
     async with desk_of(cluster) as (site, admin, _):
         ledger_id = await site.write(5)
         found = await admin.entries(ledger_id, 2, None)
@@ -331,10 +333,10 @@ async def test_a_cookie_is_kept_while_its_bookie_is_in_use(cluster: LocalCluster
         (b"", ConnectionLost),
     ],
 )
-async def test_a_bookie_answers_with_nonsense(
+async def test_invalid_response_of_a_bookie_is_an_error(
     cluster: LocalCluster, answer: bytes, error: type[Exception] | None
 ) -> None:
-    """A redirect is not followed: its text is what the bookie said."""
+    """A redirect is not followed: its empty body is the response."""
 
     async def say(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1)
@@ -355,7 +357,7 @@ async def test_a_bookie_answers_with_nonsense(
             assert await admin.ask_pages("bk-1", "GET", "/api/v1/bookie/state", None) == ""
 
 
-async def test_recovery_is_steered(cluster: LocalCluster) -> None:
+async def test_recovery_switch_delay_and_rate_are_set(cluster: LocalCluster) -> None:
     async with desk_of(cluster) as (site, admin, _):
         await site.mark(await site.write(1))
         await admin.set_switch(enabled=False)
@@ -370,8 +372,8 @@ async def test_recovery_is_steered(cluster: LocalCluster) -> None:
         assert (await admin.health())["health"] == "healthy"
 
 
-async def test_while_the_store_is_away_nothing_is_asked_of_it(cluster: LocalCluster) -> None:
-    """At once: no deadline is waited for."""
+async def test_store_outage_fails_calls_at_once(cluster: LocalCluster) -> None:
+    """No call waits for its deadline."""
     async with desk_of(cluster) as (_, admin, watch):
         watch.is_connected = False
         async with asyncio.timeout(1):
@@ -385,7 +387,7 @@ async def test_while_the_store_is_away_nothing_is_asked_of_it(cluster: LocalClus
         assert (await admin.cluster())["metadata_reachable"] is False
 
 
-async def test_the_state_of_the_session_is_followed() -> None:
+async def test_store_watch_follows_the_session_state() -> None:
     may_go_on = asyncio.Event()
 
     class Store:

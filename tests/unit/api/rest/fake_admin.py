@@ -1,4 +1,4 @@
-"""A bookie's admin without a bookie, for tests of what stands before it."""
+"""A bookie's admin interface without a bookie, for tests of its HTTP pages."""
 
 import asyncio
 from collections.abc import Mapping, Sequence

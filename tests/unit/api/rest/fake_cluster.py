@@ -1,4 +1,4 @@
-"""A cluster without servers, as HTTP management and the dashboard ask it."""
+"""A fake of the cluster management that HTTP management and the dashboard call."""
 
 import asyncio
 from collections import Counter
@@ -58,7 +58,7 @@ def a_ledger(ledger_id: int, **more: Any) -> Facts:
 
 
 class FakeCallbacks:
-    """Callbacks that are sent nothing."""
+    """Callbacks that deliver nothing."""
 
     def __init__(self, cluster: "FakeCluster") -> None:
         self._cluster = cluster
@@ -132,21 +132,19 @@ class FakeCallbacks:
 
 @dataclass
 class FakeCluster:
-    """`calls` has what it was asked to change."""
+    """`calls` lists the changes that were requested."""
 
     rows: list[Facts] = field(default_factory=lambda: [a_bookie("bk-1"), a_bookie("bk-2")])
     ledger_rows: list[Facts] = field(default_factory=lambda: [a_ledger(7)])
     calls: list[tuple[Any, ...]] = field(default_factory=list)
-    asked: Counter[str] = field(default_factory=Counter)  # Some of the questions.
-    begun: dict[str, Facts] = field(default_factory=dict)  # Operations that last.
+    asked: Counter[str] = field(default_factory=Counter)  # Counts some of the queries.
+    begun: dict[str, Facts] = field(default_factory=dict)  # Long operations by ID.
     callbacks: FakeCallbacks = field(init=False)
     memory: EventMemory = field(default_factory=EventMemory)
-    pages: dict[str, Any] = field(default_factory=dict)  # Of each bookie, by path.
+    pages: dict[str, Any] = field(default_factory=dict)  # The pages of each bookie, by path.
     raises: RollbookError | None = None
     is_away: bool = False
-    may_finish: asyncio.Event | None = (
-        None  # A lifecycle changes no sooner, nor does a judgement end.
-    )
+    may_finish: asyncio.Event | None = None  # Lifecycle changes and judgements wait for this event.
     verdict: str = "healthy"
     nodes: dict[str, bytes] = field(
         default_factory=lambda: {"/": b"", "/plain": b'{"password": "seen", "rack": "r1"}'}

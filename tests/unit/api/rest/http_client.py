@@ -1,7 +1,7 @@
-"""The plainest HTTP client there is, for a server on the same loop.
+"""A minimal HTTP client for a server on the same loop.
 
-`Client` asks once per connection, `Connection` again and again. Responses are parsed by `_answer`, which asks
-for bytes and knows of no socket.
+`Client` sends one request per connection, `Connection` sends many. Both parse responses with `_answer`, a
+generator that asks for bytes and does no I/O.
 """
 
 import asyncio
@@ -65,7 +65,7 @@ class Client:
         return parse(answer)
 
     async def say(self, data: bytes) -> bytes:
-        """Everything that is answered until the connection ends."""
+        """Sends these bytes and returns everything received until the connection ends."""
         async with asyncio.timeout(DEADLINE_S):
             reader, writer = await asyncio.open_connection(
                 self.address.host, self.address.port, ssl=self.tls
@@ -90,7 +90,7 @@ class Connection:
             return await self._take(_answer())
 
     async def head(self) -> Answer:
-        """Of an answer whose body is the caller's to read."""
+        """Returns the head of a response; the caller reads the body."""
         return await self._take(_head())
 
     async def _take(self, steps: "_Steps") -> Answer:
@@ -107,7 +107,7 @@ class Connection:
 
 
 def parse(said: bytes) -> Answer:
-    """The first answer, or as much of it as was said before the connection ended."""
+    """Returns the first response, or the part of it that was received before the connection ended."""
     steps, at = _answer(), 0
     wanted = next(steps)
     while True:
@@ -130,7 +130,7 @@ def _ended(stop: StopIteration) -> Answer:
 
 
 _Steps = Generator[bytes | int, bytes, Answer]
-"""Reads up to a separator, or a number of bytes; less comes only where no more will."""
+"""Asks for bytes up to a separator, or for a number of bytes; gets fewer only at the end."""
 
 
 def _answer() -> _Steps:

@@ -1,4 +1,4 @@
-"""The application of named logs without a server, and one good request for each of its routes."""
+"""The HTTP application of named logs without a server, and one valid request for each route."""
 
 import asyncio
 import re
@@ -28,7 +28,7 @@ EPOCH = {"log-writer-epoch": "1"}
 
 @dataclass(frozen=True)
 class Route:
-    """A request, and the method of the service core that it comes to."""
+    """A request, and the method of the service core that it calls."""
 
     core_name: str
     method: str
@@ -95,7 +95,7 @@ class Site:
     routing: OwnerRouting
 
     async def ask(self, method: str, path: str, body: bytes = b"", **headers: str) -> Answer:
-        """The whole answer."""
+        """Returns the whole response."""
         async with self.open(method, path, body, **headers) as stream:
             parts = [part async for part in stream.parts()]
         return Answer(stream.status, stream.headers, b"".join(parts))
@@ -107,7 +107,7 @@ class Site:
     async def open(
         self, method: str, path: str, body: bytes = b"", **headers: str
     ) -> AsyncGenerator["Stream", None]:
-        """An answer that goes on; it is hung up on at the end."""
+        """Opens a streamed response; the client disconnects at the end."""
         stream = Stream(body)
         parts = urlsplit(path)
         names = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -172,7 +172,7 @@ class Stream:
 
 @dataclass(frozen=True)
 class DocumentedRoute:
-    """As OpenAPI has it."""
+    """A route as OpenAPI documents it."""
 
     id: str
     method: str
@@ -186,7 +186,7 @@ class DocumentedRoute:
 
 
 def operations_of(app: FastAPI) -> list[DocumentedRoute]:
-    """All of `/v1`."""
+    """Returns all documented routes below `/v1`."""
     return [
         DocumentedRoute(described["operationId"], method.upper(), path, described)
         for path, by_method in app.openapi()["paths"].items()

@@ -1,15 +1,15 @@
-"""A loop whose rounds are counted."""
+"""Counts the rounds of the event loop."""
 
 import asyncio
 import time
 
 
 class Loop:
-    """The running one."""
+    """Counts the rounds of the running loop."""
 
     def __init__(self) -> None:
         self.rounds = 0
-        self.work_s = 0.0  # In each.
+        self.work_s = 0.0  # Busy time added to each round.
         self._is_over = False
         self._go_round()
 

@@ -1,4 +1,4 @@
-"""The table of what is answered to which `Accept` header."""
+"""The media type chosen for each `Accept` header."""
 
 import pytest
 
@@ -46,7 +46,7 @@ OFFERED = {
         ("*/*;q=0", None),
         ("text/html;q=0", None),
         ("image/png", None),
-        # Malformed: a range that is none names nothing, a weight that is none is 0.
+        # Malformed: an invalid range matches nothing, an invalid weight is 0.
         ("text", None),
         ("*", None),
         ("text/html/x", None),
@@ -58,5 +58,5 @@ OFFERED = {
         (";;;,text/html", HTML),
     ],
 )
-def test_type_is_chosen_by_weight(accept: str, answered: str | None) -> None:
+def test_media_type_is_chosen_by_weight(accept: str, answered: str | None) -> None:
     assert preferred_type(accept, OFFERED, JSON) == answered

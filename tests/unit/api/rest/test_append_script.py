@@ -1,4 +1,4 @@
-"""`examples/append_exactly_once.sh` and the file in which it keeps its place."""
+"""`examples/append_exactly_once.sh` and the file in which it stores its position."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ printf 201
 
 
 def run(folder: Path, next_file: Path) -> tuple[int, list[str], str]:
-    """Its exit code, the lines that it appended, and what it complains of."""
+    """Returns its exit code, the lines that it appended, and its stderr."""
     curl = folder / "curl"
     curl.write_text(_CURL)
     curl.chmod(0o755)
@@ -37,8 +37,10 @@ def run(folder: Path, next_file: Path) -> tuple[int, list[str], str]:
     ("kept", "appended"),
     [(None, ["a", "b", "c"]), ("", ["a", "b", "c"]), ("\n", ["a", "b", "c"]), ("2\n", ["c"])],
 )
-def test_it_goes_on_where_it_was(tmp_path: Path, kept: str | None, appended: list[str]) -> None:
-    """And from the beginning if nobody knows: the log recognises what it has."""
+def test_script_resumes_at_the_stored_position(
+    tmp_path: Path, kept: str | None, appended: list[str]
+) -> None:
+    """Without a position it starts at the first line: the log detects duplicates."""
     next_file = tmp_path / "next"
     if kept is not None:
         next_file.write_text(kept)
@@ -47,7 +49,7 @@ def test_it_goes_on_where_it_was(tmp_path: Path, kept: str | None, appended: lis
 
 
 @pytest.mark.parametrize("kept", ["x", "-1", "1 2", "1\n2", "9" * 30])
-def test_it_loses_no_line_to_a_file_that_makes_no_sense(tmp_path: Path, kept: str) -> None:
+def test_script_stops_on_an_invalid_position_file(tmp_path: Path, kept: str) -> None:
     next_file = tmp_path / "next"
     next_file.write_text(kept)
     code, appended, complaint = run(tmp_path, next_file)

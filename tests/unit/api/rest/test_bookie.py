@@ -1,4 +1,4 @@
-"""The admin pages of a bookie: every route, and what else may come of it."""
+"""The admin pages of a bookie: every route, operations, audit and rights."""
 
 import asyncio
 import io
@@ -57,7 +57,7 @@ async def until_ended(client: Client, started: Answer) -> dict[str, Any]:
 # --- Probes -----------------------------------------------------------------------------------
 
 
-async def test_probes_tell_a_working_bookie_from_one_to_restart(
+async def test_probes_distinguish_unready_from_failed_bookies(
     admin: FakeAdmin, client: Client
 ) -> None:
     probes = ("/heartbeat", "/health", "/ready", f"{API}/is_ready")
@@ -76,7 +76,9 @@ async def test_probes_tell_a_working_bookie_from_one_to_restart(
     assert answers[1].json["next_step"] == "restart the bookie"
 
 
-async def test_metrics_are_exactly_the_table(admin: FakeAdmin, client: Client) -> None:
+async def test_metrics_page_has_exactly_the_declared_metrics(
+    admin: FakeAdmin, client: Client
+) -> None:
     admin.stats.refusals["LEDGER_FENCED"] = 2
     answer = await client.get("/metrics")
     assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
@@ -92,7 +94,7 @@ async def test_metrics_are_exactly_the_table(admin: FakeAdmin, client: Client) -
     assert b"process_resident_memory_bytes" in answer.body
 
 
-def test_metrics_are_named_after_their_units() -> None:
+def test_metric_names_follow_the_conventions() -> None:
     names = [metric.name for metric in metrics_of(Stats)]
     assert len(names) == len(set(names))
     for metric in metrics_of(Stats):
@@ -102,7 +104,7 @@ def test_metrics_are_named_after_their_units() -> None:
         assert "latency" not in metric.name, metric.name
 
 
-def test_the_design_has_the_table_of_metrics() -> None:
+def test_design_page_lists_the_metrics() -> None:
     design = (Path(__file__).parents[4] / "bookie" / "DESIGN.md").read_text()
     rows = [
         f"| `{metric.name}{f'{{{metric.label}}}' if metric.label else ''}` | {metric.kind.value} "
@@ -113,10 +115,10 @@ def test_the_design_has_the_table_of_metrics() -> None:
     assert table in design, f"bookie/DESIGN.md must have:\n{table}"
 
 
-# --- Looking ----------------------------------------------------------------------------------
+# --- Reading ----------------------------------------------------------------------------------
 
 
-async def test_what_bookkeeper_answers_is_answered_under_its_names(
+async def test_bookkeeper_pages_use_bookkeeper_field_names(
     admin: FakeAdmin, client: Client
 ) -> None:
     async def ask(path: str) -> Any:
@@ -153,13 +155,13 @@ async def test_what_bookkeeper_answers_is_answered_under_its_names(
     assert settings.json == {"storage": {"journal_dir": "/journal"}}
 
 
-async def test_one_look_tells_how_a_bookie_is(client: Client) -> None:
+async def test_status_page_shows_id_state_and_directories(client: Client) -> None:
     status = (await client.get(f"{API}/status")).json
     assert (status["bookie_id"], status["state"]) == ("bk-1", "writable")
     assert [each["path"] for each in status["directories"]] == ["/journal", "/a", "/b"]
 
 
-async def test_ledgers_come_in_pages(client: Client) -> None:
+async def test_ledgers_are_listed_in_pages(client: Client) -> None:
     page = (await client.get(f"{API}/ledgers?limit=2")).json
     assert [each["ledger_id"] for each in page["ledgers"]] == [7, 8]
     assert page["ledgers"][0] == SUMMARY
@@ -174,7 +176,7 @@ async def test_ledgers_come_in_pages(client: Client) -> None:
     assert (answer.status, answer.json["next_step"]) == (400, "did you mean limit?")
 
 
-async def test_a_ledger_is_told_or_missing(admin: FakeAdmin, client: Client) -> None:
+async def test_ledger_page_shows_the_ledger_or_404(admin: FakeAdmin, client: Client) -> None:
     ledger = (await client.get(f"{API}/ledgers/7")).json
     assert ledger["places"][0]["file"] == "1.log"
     assert ledger["doubts"] == [{"first_entry": 3, "last_entry": 4}]
@@ -206,13 +208,13 @@ async def test_doubts_are_shown_and_settled(admin: FakeAdmin, client: Client) ->
     assert len(admin.done) == 2
 
 
-async def test_a_surprise_tells_the_client_nothing(
+async def test_unexpected_error_is_logged_and_its_text_hidden(
     admin: FakeAdmin,
     client: Client,
     capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """It is one event in the log, and nothing besides."""
+    """It is logged as one event."""
     admin.raises = RuntimeError("the password is canary")
     answer = await client.get(f"{API}/ledgers/7")
     assert (answer.status, answer.reason) == (500, "INTERNAL")
@@ -243,10 +245,14 @@ async def test_a_bookie_is_made_read_only_and_back(admin: FakeAdmin, client: Cli
     for bad in (b"", b"{", b"\xff", b"[" * 60_000):
         assert (await client.put(path, bad)).reason == "INVALID"
     answer = await client.put(path, {"readOnly": True}, **{"content-type": "text/plain"})
-    assert answer.reason == "INVALID"  # A page in a browser may send that without being asked.
+    assert (
+        answer.reason == "INVALID"
+    )  # A browser sends text/plain across origins without a preflight.
 
 
-async def test_what_is_triggered_has_an_id_to_ask_after(admin: FakeAdmin, client: Client) -> None:
+async def test_triggered_work_is_an_operation_with_a_result(
+    admin: FakeAdmin, client: Client
+) -> None:
     gc, both = {"ledgers": 3}, {"garbage": {"ledgers": 3}, "compaction": {"logs": 1}}
     cases: list[tuple[str, Any, list[str], dict[str, Any]]] = [
         ("gc", None, ["gc"], gc),
@@ -295,7 +301,7 @@ async def test_a_second_trigger_joins_the_first(admin: FakeAdmin, client: Client
 @pytest.mark.parametrize(
     ("error", "reason"), [(BookieFailed("x"), "BOOKIE_FAILED"), (KeyError("canary"), "INTERNAL")]
 )
-async def test_an_operation_that_fails_says_why(
+async def test_failed_operation_reports_its_reason(
     admin: FakeAdmin, client: Client, error: Exception, reason: str
 ) -> None:
     admin.may_finish.set()
@@ -306,21 +312,21 @@ async def test_an_operation_that_fails_says_why(
     assert "canary" not in str(ended)
 
 
-async def test_operations_are_few_at_once(admin: FakeAdmin) -> None:
+async def test_concurrent_operations_are_limited(admin: FakeAdmin) -> None:
     operations = RunningOperations()
     for number in range(8):
         operations.start(f"verify-{number}", admin.scrub)
     with pytest.raises(Overloaded):
         operations.start("verify-8", admin.scrub)
-    operations.start("verify-7", admin.scrub)  # Joins.
-    for number in range(2):  # Those that only look have places of their own.
+    operations.start("verify-7", admin.scrub)  # Joins the running one.
+    for number in range(2):  # Queries have a limit of their own.
         operations.start(f"judge-{number}", admin.scrub, is_look=True)
     with pytest.raises(Overloaded):
         operations.start("judge-2", admin.scrub, is_look=True)
     await operations.close()
 
 
-async def test_operations_end_with_their_server(admin: FakeAdmin) -> None:
+async def test_closing_ends_running_operations_as_failed(admin: FakeAdmin) -> None:
     operations = RunningOperations()
     operations.start("gc", lambda: admin.collect_garbage(force=False))
     await asyncio.sleep(0)
@@ -330,7 +336,7 @@ async def test_operations_end_with_their_server(admin: FakeAdmin) -> None:
     assert operation.describe()["state"] == "failed"
 
 
-async def test_operations_are_remembered_within_bounds(admin: FakeAdmin) -> None:
+async def test_oldest_operations_are_forgotten_beyond_a_hundred(admin: FakeAdmin) -> None:
     admin.may_finish.set()
     operations = RunningOperations()
     for _ in range(250):
@@ -341,7 +347,7 @@ async def test_operations_are_remembered_within_bounds(admin: FakeAdmin) -> None
     assert (len(known), known[0].id, known[-1].id) == (100, "gc-250", "gc-151")
 
 
-async def test_looks_do_not_displace_acts_nor_what_runs() -> None:
+async def test_queries_do_not_displace_changes_or_running_operations() -> None:
     """MG4."""
     may_end = asyncio.Event()
 
@@ -362,7 +368,7 @@ async def test_looks_do_not_displace_acts_nor_what_runs() -> None:
     await operations.close()
 
 
-async def test_each_caller_that_joined_has_an_error_of_its_own() -> None:
+async def test_each_joined_caller_gets_its_own_error() -> None:
     async def fail() -> Facts:
         await asyncio.sleep(0)
         raise BadConfig("no", bookie="bk-1")
@@ -416,8 +422,8 @@ async def test_the_log_level_is_changed(client: Client) -> None:
     assert LogLevel.model_json_schema()["properties"]["level"]["enum"] == list(LEVELS)
 
 
-async def test_the_audit_has_whatever_a_bookie_was_told(admin: FakeAdmin, client: Client) -> None:
-    """G9: who it was, and what; each route that changes something is in this table."""
+async def test_every_change_to_a_bookie_is_audited(admin: FakeAdmin, client: Client) -> None:
+    """G9: with the principal and the change; the table has each route that changes something."""
     admin.may_finish.set()
     told: dict[str, tuple[Any, dict[str, Any]]] = {
         f"{API}/state/readonly": ({"readOnly": True}, {"method": "SetReadOnly"}),
@@ -459,8 +465,8 @@ async def test_the_audit_has_whatever_a_bookie_was_told(admin: FakeAdmin, client
             assert act["peer"].startswith("127.0.0.1:")
 
 
-async def test_the_audit_has_how_an_operation_ended(admin: FakeAdmin, client: Client) -> None:
-    """G9: once, for the caller that began it; later callers have joined it."""
+async def test_audit_records_how_an_operation_ended(admin: FakeAdmin, client: Client) -> None:
+    """G9: the end is recorded once, for the caller that started it; later callers join it."""
     compact = {"forceMajor": True, "force": True}
     with structlog.testing.capture_logs() as logs:
         started = await client.put(f"{API}/gc", compact)
@@ -477,8 +483,8 @@ async def test_the_audit_has_how_an_operation_ended(admin: FakeAdmin, client: Cl
     assert acts[-1]["reason"] == "BOOKIE_FAILED"
 
 
-async def test_what_was_begun_has_an_end_when_its_server_stops_at_once() -> None:
-    """G9: the audit was to say whether it may have been done, and never did."""
+async def test_operation_stopped_at_its_start_is_audited_as_unknown() -> None:
+    """G9. Regression: the audit had no entry for such an operation."""
     operations, audit = RunningOperations(), AuditLog(lambda: 0)
 
     async def work() -> dict[str, Any]:
@@ -498,7 +504,7 @@ async def test_what_was_begun_has_an_end_when_its_server_stops_at_once() -> None
 async def test_audit_logs_the_act_that_raises_the_log_level(
     client: Client, log: io.StringIO
 ) -> None:
-    """G9: and so are all acts after it."""
+    """G9: acts after it are logged, too."""
     configure_logs(stream=log)
     await client.put("/api/v1/log_level", {"level": "error"})
     await client.put(f"{API}/state/readonly", {"readOnly": True})
@@ -508,7 +514,7 @@ async def test_audit_logs_the_act_that_raises_the_log_level(
     assert "log_level_changed" not in {each["event"] for each in told}
 
 
-async def test_the_audit_has_what_a_bookie_did_not_do(admin: FakeAdmin, client: Client) -> None:
+async def test_audit_records_a_refused_change(admin: FakeAdmin, client: Client) -> None:
     admin.is_read_only = admin.disk_is_full = True
     with structlog.testing.capture_logs() as logs:
         await client.put(f"{API}/state/readonly", {"readOnly": False})
@@ -527,10 +533,10 @@ async def test_the_audit_has_what_a_bookie_did_not_do(admin: FakeAdmin, client: 
         ('admin = ["*"]\ndeny = ["a/b"]', (403, 403, 403)),
     ],
 )
-async def test_rights_hold_on_a_bookies_pages(
+async def test_bookie_pages_enforce_rights(
     rights: str, may: tuple[int, int, int], tmp_path: Path
 ) -> None:
-    """MG1: `monitor` looks, `operate` acts, and what is settled for ever takes `admin = "*"`."""
+    """MG1: `monitor` reads, `operate` changes, and settling doubts needs `admin = "*"`."""
     path = tmp_path / "access.toml"
     path.write_text(
         f'[principals.one]\ntokens = [{{ sha256 = "{digest_of("secret")}" }}]\n{rights}\n# end\n'
@@ -574,7 +580,7 @@ def operations_of(document: dict[str, Any]) -> list[tuple[str, str, dict[str, An
     ]
 
 
-def test_every_operation_has_an_id_and_tells_its_problems() -> None:
+def test_every_operation_has_an_id_and_a_problem_schema() -> None:
     found = operations_of(openapi())
     ids = [operation["operationId"] for _, _, operation in found]
     assert len(ids) == len(set(ids)) == len(found) > 25
@@ -585,7 +591,7 @@ def test_every_operation_has_an_id_and_tells_its_problems() -> None:
         assert "422" not in operation["responses"], (path, method)
 
 
-def test_whatever_openapi_refers_to_is_there_and_has_an_example() -> None:
+def test_every_openapi_schema_is_referenced_and_has_examples() -> None:
     document = openapi()
     schemas = document["components"]["schemas"]
     referred = set(re.findall(r"#/components/schemas/(\w+)", str(document)))
@@ -596,7 +602,7 @@ def test_whatever_openapi_refers_to_is_there_and_has_an_example() -> None:
 
 
 async def test_every_route_is_served_as_openapi_says(client: Client) -> None:
-    """And with every method that it does not name: refused, with the list of those that it does."""
+    """Other methods get a 405 whose Allow header lists only documented methods."""
     document = (await client.get("/openapi.json")).json
     assert document == openapi()
     values = {"ledger_id": "7", "operation_id": "gc-1"}
@@ -618,5 +624,5 @@ async def test_unknown_paths_are_problems(client: Client) -> None:
         assert (answer.status, answer.reason) == (404, "NOT_FOUND"), path
 
 
-def test_open_paths_exist() -> None:
+def test_paths_without_a_token_are_documented() -> None:
     assert set(OPEN_PATHS) <= set(openapi()["paths"])

@@ -1,4 +1,4 @@
-"""A callback is no way into the network: what URLs, names, addresses and receivers try."""
+"""Callbacks give no access to the network: hostile URLs, host names, addresses and receivers."""
 
 import asyncio
 import ssl
@@ -62,8 +62,8 @@ REFUSED_URLS = (
 
 
 @pytest.mark.parametrize("url", REFUSED_URLS)
-def test_what_is_no_url_of_a_receiver_is_refused(url: str) -> None:
-    """CP1: no user, no fragment, no line ends, and in the clear only to this machine."""
+def test_invalid_callback_url_is_refused(url: str) -> None:
+    """CP1: no user, fragment or line end, and plain HTTP only to this machine."""
     if url == "https://hooks.example.com?x":
         assert parse_target(url).path == "/?x"
         return
@@ -71,7 +71,7 @@ def test_what_is_no_url_of_a_receiver_is_refused(url: str) -> None:
         parse_target(url)
 
 
-def test_urls_are_taken_apart() -> None:
+def test_callback_url_is_parsed_into_its_parts() -> None:
     assert parse_target("HTTPS://Hooks.Example.com/A/b?c=%20d") == CallbackTarget(
         "https", "hooks.example.com", 443, "/A/b?c=%20d"
     )
@@ -80,7 +80,7 @@ def test_urls_are_taken_apart() -> None:
     assert origin_of("nonsense" * 10) == "nonsensenonsensenons"
 
 
-def test_only_hosts_of_the_setting() -> None:
+def test_only_configured_callback_hosts_are_allowed() -> None:
     """CP2."""
     post = CallbackPost(["Hooks.example.com", "other.example.com:8443", "127.0.0.1:9000"])
     for allowed in (PUBLIC, "https://hooks.example.com:1/", "https://other.example.com:8443/"):
@@ -140,8 +140,8 @@ PRIVATE = (
 
 
 @pytest.mark.parametrize("address", PRIVATE)
-async def test_what_resolves_to_no_public_address_is_not_connected_to(address: str) -> None:
-    """CP3: also if one of several addresses is such."""
+async def test_host_resolving_to_a_non_public_address_is_refused(address: str) -> None:
+    """CP3: one such address among several is enough."""
     for found in ([address], ["8.8.8.8", address]):
         answer = await _posted(PUBLIC, found)
         assert (answer.status, answer.is_good) == (None, False)
@@ -153,7 +153,7 @@ async def test_what_resolves_to_no_public_address_is_not_connected_to(address: s
         )
 
 
-def test_public_addresses_are_taken_and_a_local_name_stays_local() -> None:
+def test_public_host_needs_public_and_localhost_local_addresses() -> None:
     target, local = parse_target(PUBLIC), parse_target("http://localhost/")
     for address in ("8.8.8.8", "2606:4700::1111", "::ffff:8.8.8.8"):
         assert problem_of_address(target, address) is None
@@ -169,8 +169,8 @@ async def _posted(url: str, addresses: Sequence[str]) -> DeliveryAnswer:
     return await post.post(url, {}, b"{}")
 
 
-async def test_a_name_that_changes_its_address_is_asked_once() -> None:
-    """CP3: what was checked is what is connected to, so rebinding gains nothing."""
+async def test_callback_host_is_resolved_once_per_request() -> None:
+    """CP3: the checked address is the one connected to, so DNS rebinding gains nothing."""
     asked: list[str] = []
     async with receiving(_answer(b"HTTP/1.1 204 No Content\r\n\r\n")) as port:
 
@@ -223,7 +223,7 @@ def _answer(data: bytes, seen: list[bytes] | None = None) -> Handler:
             seen.extend((head, body))
         writer.write(data)
         await writer.drain()
-        if data:  # TLS drops what it has when it is aborted, so the client hangs up first.
+        if data:  # An abort drops buffered TLS data, so the client closes first.
             await reader.read()
 
     return handle
@@ -237,7 +237,7 @@ async def _flood(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 
 
 async def _hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    while await reader.read(1_000):  # Until the other side has given up.
+    while await reader.read(1_000):  # Until the client closes.
         pass
 
 
@@ -268,8 +268,8 @@ RECEIVERS: dict[str, tuple[Handler, int | None, str]] = {
 
 
 @pytest.mark.parametrize("name", RECEIVERS)
-async def test_what_receivers_may_answer(name: str) -> None:
-    """CP4: one request, of bounded time and answer, and nothing that an answer says is followed."""
+async def test_receiver_response_is_bounded_and_not_followed(name: str) -> None:
+    """CP4: one request of bounded time and response size; redirects are not followed."""
     handle, status, problem = RECEIVERS[name]
     async with asyncio.timeout(10), receiving(handle) as port:
         post = CallbackPost(["127.0.0.1"], deadline_s=0.5)
@@ -279,7 +279,7 @@ async def test_what_receivers_may_answer(name: str) -> None:
     assert answer.is_good is (problem == "")
 
 
-async def test_the_request_is_what_was_asked_for() -> None:
+async def test_request_has_the_given_path_and_headers() -> None:
     seen: list[bytes] = []
     async with receiving(_answer(b"HTTP/1.1 204 Good\r\n\r\n", seen)) as port:
         post = CallbackPost(["127.0.0.1"])
@@ -300,21 +300,21 @@ async def test_the_request_is_what_was_asked_for() -> None:
 @pytest.mark.parametrize(
     "url", ["https://10.0.0.1/", "https://169.254.169.254/", "https://[fd00::1]/"]
 )
-def test_an_address_that_is_never_connected_to_is_refused_at_once(url: str) -> None:
-    """No setting would help, so none is named."""
+def test_private_address_in_a_url_is_refused_even_if_configured(url: str) -> None:
+    """No setting allows it, so the next step names none."""
     with pytest.raises(InvalidRequest) as refused:
         require_allowed(parse_target(url), [parse_target(url).host])
     assert "public" in refused.value.message
     assert "callback_hosts" not in refused.value.next_step
 
 
-def test_a_refusal_names_the_port() -> None:
+def test_refusal_of_a_callback_host_names_the_port() -> None:
     with pytest.raises(InvalidRequest, match="localhost:19001 is not one of"):
         require_allowed(parse_target("http://localhost:19001/"), ["localhost:19000"])
 
 
-async def test_a_receiver_shows_a_certificate_of_its_name(tmp_path: Path) -> None:
-    """CP3: the name is that of the URL, though the connection goes to an address."""
+async def test_receiver_certificate_must_match_the_url_host(tmp_path: Path) -> None:
+    """CP3: the name is that of the URL, although the connection is made to an address."""
     authority = Authority.make(tmp_path)
     files = authority.issue("receiver", "DNS:localhost")
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -334,10 +334,10 @@ async def test_a_receiver_shows_a_certificate_of_its_name(tmp_path: Path) -> Non
         ):
             refused = await post.post(f"https://{host}:{port}/", {}, b"{}")
             assert (refused.problem or "").startswith("its certificate is not accepted: ")
-        assert len(seen) == 2, "nothing was sent to it"
+        assert len(seen) == 2, "nothing was sent to the refused receivers"
 
 
 @pytest.mark.parametrize("host", ["10.0.0.1", "[fd00::1]:443", "hooks.example.com:0", "a b"])
-def test_a_host_that_no_callback_can_reach_is_refused_at_the_start(host: str) -> None:
+def test_unreachable_callback_host_setting_is_refused(host: str) -> None:
     with pytest.raises(BadConfig, match="callback_hosts"):
         check_hosts([host])

@@ -1,4 +1,4 @@
-"""A body in chunks is what was framed, however it is framed and however it arrives."""
+"""A chunked body is decoded, however it is framed and split into reads."""
 
 import random
 
@@ -29,7 +29,7 @@ def parts_of(chance: random.Random, data: bytes) -> list[bytes]:
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_a_body_is_what_was_framed_however_it_arrives(seed: int) -> None:
+def test_chunked_body_is_decoded_from_any_split(seed: int) -> None:
     chance = random.Random(seed)
     body = sent = b""
     for _ in range(chance.randrange(20)):
@@ -53,7 +53,7 @@ def take(chunks: Chunks, sent: bytes, *, at_once: bool) -> None:
         chunks.take(part)
 
 
-def test_what_of_a_chunk_has_come_is_told_at_once() -> None:
+def test_partial_chunk_is_returned_at_once() -> None:
     chunks = Chunks()
     assert [chunks.take(part) for part in (b"64\r\nxx", b"yy", b"z" * 96, b"\r\n")] == [
         b"xx",
@@ -65,7 +65,7 @@ def test_what_of_a_chunk_has_come_is_told_at_once() -> None:
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-def test_small_chunks_are_counted_as_they_are_framed(at_once: bool) -> None:
+def test_too_many_small_chunks_are_refused(at_once: bool) -> None:
     small = b"1f\r\n" + b"x" * (CHUNK_BYTES_MIN - 1) + b"\r\n"
     enough = b"20\r\n" + b"x" * CHUNK_BYTES_MIN + b"\r\n"
     chunks = Chunks()
@@ -101,14 +101,14 @@ def test_small_chunks_are_counted_as_they_are_framed(at_once: bool) -> None:
     ],
 )
 @pytest.mark.parametrize("at_once", [True, False])
-def test_what_is_no_chunk_is_refused(sent: bytes, at_once: bool) -> None:
+def test_malformed_chunk_is_refused(sent: bytes, at_once: bool) -> None:
     chunks = Chunks()
     with pytest.raises(BadChunks):
         take(chunks, sent, at_once=at_once)
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-def test_so_many_trailers_are_taken_and_no_more(at_once: bool) -> None:
+def test_trailers_beyond_the_limit_are_refused(at_once: bool) -> None:
     lines = b"0\r\n" + b"a: b\r\n" * TRAILERS_MAX
     enough = Chunks()
     enough.take(lines + b"\r\n")

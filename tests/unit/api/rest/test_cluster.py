@@ -1,4 +1,4 @@
-"""HTTP management: every route, every role, and what else may come of a request."""
+"""HTTP management: every route, every role, errors and operations."""
 
 import asyncio
 import json
@@ -32,7 +32,7 @@ API = "/api/v1"
 LOOPBACK = Address("127.0.0.1", 0)
 CALLBACK = f"{API}/callbacks/{0:032x}"
 LIFECYCLE = f"{API}/bookies/bk-1/lifecycle"
-# Every route that acts, with the least right that opens it.
+# Every route that changes something, with the least right that it needs.
 ACTS: dict[tuple[str, str], tuple[Any, Duty, str]] = {
     ("PUT", LIFECYCLE): ({"state": "draining"}, Duty.OPERATE, "SetLifecycle"),
     ("DELETE", f"{API}/bookies/bk-2?give_up=1"): (None, Duty.REMOVE, "RemoveBookie"),
@@ -178,7 +178,7 @@ def document() -> dict[str, Any]:
     ).openapi()
 
 
-# --- Looking ----------------------------------------------------------------------------------
+# --- Reading ----------------------------------------------------------------------------------
 
 
 async def test_each_page_of_the_cluster_is_served(cluster: FakeCluster, client: Client) -> None:
@@ -197,7 +197,9 @@ async def test_each_page_of_the_cluster_is_served(cluster: FakeCluster, client: 
         assert (await client.get(f"{API}/{wrong}")).status == 400, wrong
 
 
-async def test_ledgers_come_in_pages_of_a_hundred(cluster: FakeCluster, client: Client) -> None:
+async def test_ledgers_are_listed_in_pages_of_a_hundred(
+    cluster: FakeCluster, client: Client
+) -> None:
     cluster.ledger_rows = [a_ledger(number) for number in range(250)]
     seen: list[int] = []
     after: Any = -1
@@ -210,8 +212,10 @@ async def test_ledgers_come_in_pages_of_a_hundred(cluster: FakeCluster, client: 
     assert after is None
 
 
-async def test_events_come_by_kind_bookie_and_log(cluster: FakeCluster, client: Client) -> None:
-    """The newest first, page by page."""
+async def test_events_are_paged_and_filtered_by_kind_bookie_and_log(
+    cluster: FakeCluster, client: Client
+) -> None:
+    """Events are sorted newest first."""
     for number in range(5):
         name = f"bk-{number % 2}"
         cluster.memory.add([Event(f"n{number}@1.0", EventKind.LIFECYCLE, number, "n", (name,))])
@@ -228,10 +232,10 @@ async def test_events_come_by_kind_bookie_and_log(cluster: FakeCluster, client: 
     assert (unknown.status, "without `after`" in unknown.json["next_step"]) == (404, True)
 
 
-async def test_a_callback_and_its_secret(
+async def test_callback_secret_is_shown_once_and_never_audited(
     cluster: FakeCluster, client: Client, tmp_path: Path
 ) -> None:
-    """The secret is shown once; the path of a URL is for administrators; the audit has neither."""
+    """Only administrators see the path of the URL; the audit has neither secret nor path."""
     wanted = {"url": "https://hooks.example.com/5ec3e7-path", "kinds": ["lifecycle"], "bookie": "b"}
     with structlog.testing.capture_logs() as logs:
         made = await ask(client, "POST", f"{API}/callbacks", wanted)
@@ -265,7 +269,7 @@ async def test_a_callback_and_its_secret(
     assert (await ask(client, "POST", f"{API}/callbacks/x:test")).status == 404
 
 
-async def test_while_the_metadata_is_away_it_is_503_but_the_cluster_is_known(
+async def test_metadata_outage_is_503_except_cluster_and_settings(
     cluster: FakeCluster, client: Client
 ) -> None:
     cluster.is_away = True
@@ -280,17 +284,17 @@ async def test_while_the_metadata_is_away_it_is_503_but_the_cluster_is_known(
     assert (drain.status, drain.json["outcome"]) == (503, "not_applied")
 
 
-# --- Acting -----------------------------------------------------------------------------------
+# --- Changing ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", [f"{CALLBACK}:test", f"{API}/ledgers/7:verify"])
-async def test_a_path_with_a_verb_has_only_its_own_method(path: str, client: Client) -> None:
+async def test_verb_path_allows_only_post(path: str, client: Client) -> None:
     for method in ("OPTIONS", "GET", "DELETE"):
         answer = await ask(client, method, path)
         assert (answer.status, answer.headers["allow"]) == (405, "POST"), method
 
 
-async def test_a_transition_that_is_not_allowed_names_those_that_are(
+async def test_illegal_lifecycle_transition_lists_the_allowed_ones(
     cluster: FakeCluster, client: Client
 ) -> None:
     drained = await ask(client, "PUT", LIFECYCLE, {"state": "drained"})
@@ -303,9 +307,7 @@ async def test_a_transition_that_is_not_allowed_names_those_that_are(
     assert cluster.calls == [("lifecycle", "bk-1", "draining", False)]
 
 
-async def test_a_bookie_is_removed_with_the_number_that_the_refusal_named(
-    cluster: FakeCluster, client: Client
-) -> None:
+async def test_bookie_removal_needs_the_give_up_count(cluster: FakeCluster, client: Client) -> None:
     refused = await ask(client, "DELETE", f"{API}/bookies/bk-2")
     assert (refused.status, refused.reason) == (400, "NOT_CONFIRMED")
     assert (await ask(client, "DELETE", f"{API}/bookies/bk-2?give_up=1")).status == 200
@@ -320,17 +322,17 @@ async def test_a_bookie_is_removed_with_the_number_that_the_refusal_named(
     assert cluster.calls == [("remove", "bk-2", 1)]
 
 
-async def test_a_lost_reply_is_told_as_unknown(cluster: FakeCluster, client: Client) -> None:
+async def test_lost_reply_has_outcome_unknown(cluster: FakeCluster, client: Client) -> None:
     cluster.raises = OutcomeUnknown("no reply", next_step="GET …/lifecycle says what it is now")
     answer = await ask(client, "PUT", LIFECYCLE, {"state": "draining"})
     assert (answer.status, answer.json["outcome"]) == (503, "unknown")
     assert "lifecycle" in answer.json["next_step"]
 
 
-async def test_what_walks_long_goes_on_and_can_be_asked_after(
+async def test_slow_drain_continues_as_an_operation(
     cluster: FakeCluster, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A drain reads all ledgers before it begins: that may take longer than an exchange."""
+    """A drain first reads all ledgers, which may take longer than a request may last."""
     monkeypatch.setattr(module, "_PATIENCE_S", 0.05)
     cluster.rows.append(a_bookie("b<1>"))
     cluster.may_finish = asyncio.Event()
@@ -345,16 +347,16 @@ async def test_what_walks_long_goes_on_and_can_be_asked_after(
                 await asyncio.sleep(0.01)
     assert found["result"]["lifecycle"] == "draining"
     acts = [each["event"] for each in logs if each["event"].startswith("act_")]
-    assert acts == ["act_begun", "act_done"], "the second caller joined the first one's"
+    assert acts == ["act_begun", "act_done"], "the second caller joins the first one's operation"
     cluster.may_finish.clear()
     strange = await ask(client, "PUT", f"{API}/bookies/b<1>/lifecycle", {"state": "draining"})
     assert (await client.get(strange.headers["location"])).status == 200
 
 
-async def test_callers_who_only_look_block_no_act(
+async def test_slow_queries_do_not_block_changes(
     cluster: FakeCluster, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """MG4. A forced drain of a bookie is not the drain of another one, either."""
+    """MG4. A forced drain of `x` and a drain of `x-forced` are different operations."""
     monkeypatch.setattr(module, "_PATIENCE_S", 0.05)
     cluster.may_finish = asyncio.Event()
     cluster.rows += [a_bookie("x"), a_bookie("x-forced")]
@@ -368,8 +370,8 @@ async def test_callers_who_only_look_block_no_act(
     assert plain.json["id"] != forced.json["id"]
 
 
-async def test_what_takes_long_becomes_an_operation(cluster: FakeCluster, client: Client) -> None:
-    """With where to ask, and with the key of the caller."""
+async def test_long_work_is_listed_as_operations(cluster: FakeCluster, client: Client) -> None:
+    """The response has the operation's URL, and the caller's idempotency key is passed on."""
     started = await ask(client, "POST", f"{API}/ledgers/7:verify", **{"idempotency-key": "k 1"})
     assert (started.status, started.json["kind"]) == (202, "verify")
     assert (await client.get(started.headers["location"])).json == started.json
@@ -400,10 +402,10 @@ async def test_what_takes_long_becomes_an_operation(cluster: FakeCluster, client
     assert long.status == 400
 
 
-async def test_what_only_this_server_has_cannot_be_cancelled(
+async def test_operation_of_one_server_cannot_be_cancelled(
     cluster: FakeCluster, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its id is words."""
+    """Such an operation has a readable ID."""
     monkeypatch.setattr(module, "_PATIENCE_S", 0.05)
     cluster.may_finish = asyncio.Event()
     begun = await ask(client, "PUT", LIFECYCLE, {"state": "draining"})
@@ -448,10 +450,10 @@ async def test_only_true_and_false_are_booleans(
     assert not cluster.calls
 
 
-async def test_an_unexpected_error_says_what_to_do(
+async def test_unexpected_error_reports_outcome_and_next_step(
     cluster: FakeCluster, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To look changes nothing, whatever happened."""
+    """A GET changes nothing, so its outcome is not_applied."""
 
     async def fail(*_: Any, **__: Any) -> Any:
         raise KeyError("canary")
@@ -477,7 +479,9 @@ async def test_a_lost_reply_names_the_operation(cluster: FakeCluster, client: Cl
     assert answer.json["ids"] == {"operation": where}
 
 
-async def test_cookies_pages_and_the_end_of_a_ledger(cluster: FakeCluster, client: Client) -> None:
+async def test_deletion_cookies_and_bookie_pages_reach_the_cluster(
+    cluster: FakeCluster, client: Client
+) -> None:
     gone = await ask(client, "DELETE", f"{API}/ledgers/7?force=true")
     assert gone.json == {"ledger_id": 7, "state": "deleted"}
     put = await ask(client, "PUT", f"{API}/cookies/bk-1", {"text": "5\n", "version": 3})
@@ -501,7 +505,9 @@ async def test_cookies_pages_and_the_end_of_a_ledger(cluster: FakeCluster, clien
     assert (await ask(client, "PUT", f"{API}/cookies/bk-1", {"text": "x" * 32_769})).status == 400
 
 
-async def test_bookkeepers_paths_have_its_names(cluster: FakeCluster, client: Client) -> None:
+async def test_bookkeeper_paths_return_bookkeeper_responses(
+    cluster: FakeCluster, client: Client
+) -> None:
     cluster.rows[1].update(state="read-only", address="10.0.0.6:3181")
     for path, expected in {
         "bookie/list_bookies": {"bk-1": None},
@@ -557,10 +563,10 @@ async def test_bookkeepers_paths_have_its_names(cluster: FakeCluster, client: Cl
 
 
 @pytest.mark.parametrize("role", ROLES)
-async def test_every_route_and_every_role(
+async def test_each_role_may_call_exactly_its_routes(
     role: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """MG1: `monitor` looks, `operate` acts, `admin = "*"` removes and overrides."""
+    """MG1: `monitor` reads, `operate` changes, `admin = "*"` removes and overrides."""
     monkeypatch.setattr(audit, "_FRUITLESS_PER_S", 1_000)  # Each refusal is logged.
     authenticator = Authenticator(None, access_file(tmp_path))
     shown = {"authorization": f"Bearer {role}"}
@@ -590,7 +596,7 @@ async def test_every_route_and_every_role(
         assert (await client.get("/heartbeat")).status == 200
 
 
-def test_duties_and_grants() -> None:
+def test_grants_map_to_management_duties() -> None:
     found = {
         role: [duty for duty in Duty if grants.may_manage(duty)] for role, grants in ROLES.items()
     }
@@ -650,7 +656,9 @@ def test_openapi_has_an_example_of_everything() -> None:
                 assert "example" in parameter
 
 
-async def test_hostile_names_come_back_as_they_are(cluster: FakeCluster, client: Client) -> None:
+async def test_hostile_bookie_name_is_returned_unchanged(
+    cluster: FakeCluster, client: Client
+) -> None:
     name = "<script>\u202e\x00alert(1)</script>" + "x" * 65536
     cluster.rows = [a_bookie(name)]
     answer = await client.get(f"{API}/bookies")

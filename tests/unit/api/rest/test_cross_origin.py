@@ -1,4 +1,4 @@
-"""Pages of other origins: what an operator allows them, and what Chromium makes of it."""
+"""Pages of other origins: what the settings allow them, and how Chromium enforces it."""
 
 import asyncio
 import json
@@ -56,7 +56,7 @@ def is_allowed(answer: Answer, origin: str) -> bool:
     return allowed == origin
 
 
-async def test_page_of_a_named_origin_may_do_what_any_client_may() -> None:
+async def test_page_of_a_named_origin_may_read_and_append() -> None:
     async with served("http://other.example", SHOP) as client:
         answer = await client.get(f"{RECORDS}/1", origin=SHOP)
         assert (answer.status, answer.body) == (200, b"two")
@@ -71,8 +71,8 @@ async def test_page_of_a_named_origin_may_do_what_any_client_may() -> None:
         assert "location" in answer.headers["access-control-expose-headers"]
 
 
-async def test_preflight_names_the_headers_that_are_ours(tmp_path: Path) -> None:
-    """No token comes with it, nor is one needed."""
+async def test_preflight_needs_no_token_and_allows_known_headers(tmp_path: Path) -> None:
+    """A browser sends no token with a preflight request."""
     file = tmp_path / "token"
     file.write_text(TOKEN)
     file.chmod(0o600)
@@ -84,7 +84,7 @@ async def test_preflight_names_the_headers_that_are_ours(tmp_path: Path) -> None
         assert "POST" in answer.headers["access-control-allow-methods"]
         allowed = answer.headers["access-control-allow-headers"]
         assert allowed == "authorization, content-type, log-meta-till, producer-seq"
-        # The page reads why it was refused.
+        # The page can read the refusal.
         answer = await client.get(RECORDS, origin=SHOP)
         assert (answer.status, answer.reason) == (401, "UNAUTHORIZED")
         assert is_allowed(answer, SHOP)
@@ -93,13 +93,13 @@ async def test_preflight_names_the_headers_that_are_ours(tmp_path: Path) -> None
         assert not is_allowed(other, "https://evil.example")
 
 
-async def test_page_of_any_other_origin_gets_nothing() -> None:
+async def test_pages_of_unlisted_origins_are_not_allowed() -> None:
     others = ("https://shop.example.evil", "http://shop.example", f"{SHOP}:444", "null", "*")
     async with served(SHOP) as client:
         for origin in others:
             answer = await client.get(RECORDS, origin=origin)
             assert not is_allowed(answer, origin)
-            # A cache must not show it the response to the named one.
+            # A cache must not give it the response to the named origin.
             assert answer.headers["vary"] == "Origin"
             assert not is_allowed(await preflight(client, origin, "GET"), origin)
             answer = await client.ask("POST", RECORDS, b"x", origin=origin, **RAW)
@@ -107,7 +107,7 @@ async def test_page_of_any_other_origin_gets_nothing() -> None:
             assert not is_allowed(answer, origin)
 
 
-async def test_by_default_no_other_origin_is_answered() -> None:
+async def test_default_responses_have_no_cors_headers() -> None:
     async with served() as client:
         for answer in (
             await client.get(RECORDS, origin=SHOP),
@@ -130,7 +130,7 @@ async def test_star_lets_every_page_read_and_none_change() -> None:
         assert named.status == 201
 
 
-async def test_a_page_follows_from_a_named_origin_in_chromium_and_from_no_other() -> None:
+async def test_only_chromium_pages_of_a_named_origin_can_read() -> None:
     if browser.path() is None:
         pytest.skip(browser.missing())
     async with page_server() as shop, page_server() as evil, served(shop) as client:
@@ -169,7 +169,7 @@ def visit(shop: str, evil: str, records: str) -> None:
 
 @asynccontextmanager
 async def page_server() -> AsyncIterator[str]:
-    """An origin with one page."""
+    """Serves an origin with one page."""
 
     async def show(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(asyncio.IncompleteReadError):  # Chromium opens connections ahead of need.
@@ -190,17 +190,17 @@ async def page_server() -> AsyncIterator[str]:
 
 
 @pytest.mark.parametrize("origin", ["localhost:3000", f"{SHOP}/", "http://*.example", "null", ""])
-def test_what_is_no_origin_is_refused(origin: str) -> None:
+def test_invalid_origin_setting_is_refused(origin: str) -> None:
     with raises_message(BadConfig):
         check_origins([origin], "rest_origin", asks_for_tokens=False)
 
 
-def test_origins_are_written_as_browsers_write_them() -> None:
+def test_valid_origin_settings_are_accepted() -> None:
     known = ["HTTPS://Shop.Example:443", "http://[::1]:3000", "tauri://localhost", "*"]
     check_origins(known, "rest_origin", asks_for_tokens=False)
 
 
-def test_origins_come_from_flags_the_environment_and_the_file(
+def test_origins_are_read_from_flags_environment_and_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "rollbook.toml"
@@ -216,7 +216,7 @@ def test_origins_come_from_flags_the_environment_and_the_file(
     assert found("http://c.example") == ("http://c.example",)
 
 
-def test_origins_without_http_and_a_star_with_tokens_are_refused() -> None:
+def test_origins_without_rest_or_star_with_tokens_are_refused() -> None:
     with raises_message(BadConfig):
         load_log_settings(metadata=URL, rest_origin=(SHOP,))
     with raises_message(BadConfig):

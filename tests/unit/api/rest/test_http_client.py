@@ -1,4 +1,4 @@
-"""What tests and benches take for the answer of a server."""
+"""The HTTP client of tests and benchmarks parses responses correctly."""
 
 import asyncio
 
@@ -15,13 +15,13 @@ EMPTY = b"HTTP/1.1 204 No Content\r\n\r\n"
 BODIES = {WITH_LENGTH: b"abc", IN_CHUNKS: b"a\r\n0\r\n\r\n23456", EMPTY: b""}
 
 
-class Nobody:
+class NullWriter:
     def write(self, data: bytes) -> None:
         pass
 
 
 @pytest.mark.parametrize("said", BODIES)
-def test_an_answer_is_what_it_was_before_it_was_framed(said: bytes) -> None:
+def test_parse_removes_framing_and_stops_after_one_response(said: bytes) -> None:
     answer = parse(said)
     assert answer.status == int(said[9:12])
     assert answer.body == BODIES[said]
@@ -29,10 +29,10 @@ def test_an_answer_is_what_it_was_before_it_was_framed(said: bytes) -> None:
 
 
 @pytest.mark.parametrize("step", [1, 7, 1000])
-async def test_answers_on_one_connection_are_told_apart_however_they_come(step: int) -> None:
-    """What came in chunks had no length, and was taken for the next answer."""
+async def test_responses_on_one_connection_are_separated(step: int) -> None:
+    """Regression: a chunked response was parsed as part of the next one."""
     reader = asyncio.StreamReader()
-    connection = Connection(reader, Nobody())  # type: ignore[arg-type]  # Who only writes.
+    connection = Connection(reader, NullWriter())  # type: ignore[arg-type]  # Only `write` is called.
     said = [IN_CHUNKS, WITH_LENGTH, EMPTY, IN_CHUNKS, WITH_LENGTH]
     whole = b"".join(said)
 
@@ -46,6 +46,6 @@ async def test_answers_on_one_connection_are_told_apart_however_they_come(step: 
     await saying
 
 
-def test_what_was_cut_off_is_as_much_as_was_said() -> None:
+def test_cut_off_response_has_the_body_received_so_far() -> None:
     assert parse(WITH_LENGTH[:-2]).body == b"a"
     assert parse(IN_CHUNKS[: IN_CHUNKS.index(b"23456")]).body == b"a\r\n0\r\n\r\n"

@@ -1,4 +1,4 @@
-"""Logs as such over HTTP: configuration, verbs, writer epochs, cursors, the cluster, OpenAPI."""
+"""Log administration over HTTP: configuration, verbs, writer epochs, cursors, the cluster, OpenAPI."""
 
 import asyncio
 import json
@@ -32,7 +32,7 @@ async def said(there: Site, method: str, path: str, body: Any, **headers: str) -
 # --- Configuration ----------------------------------------------------------------------------
 
 
-async def test_a_log_is_made_once(there: Site) -> None:
+async def test_log_is_created_once_and_other_config_refused(there: Site) -> None:
     path = "/v1/namespaces/ns/logs/new"
     answer = await said(there, "PUT", path, {"retention_age_s": 60, "writer_mode": "exclusive"})
     assert (answer.status, answer.headers["location"]) == (201, path)
@@ -70,7 +70,7 @@ async def test_a_log_is_made_once(there: Site) -> None:
         b'{"roll_bytes":%d}' % 10**30,
     ],
 )
-async def test_a_configuration_that_makes_no_sense(there: Site, body: bytes) -> None:
+async def test_invalid_configuration_is_rejected(there: Site, body: bytes) -> None:
     for method in ("PUT", "PATCH"):
         answer = await there.ask(method, LOG, body, **JSON)
         assert answer.status == 400
@@ -79,13 +79,13 @@ async def test_a_configuration_that_makes_no_sense(there: Site, body: bytes) -> 
     assert not there.core.asked
 
 
-async def test_a_quorum_that_makes_no_sense(there: Site) -> None:
+async def test_invalid_quorum_is_rejected(there: Site) -> None:
     for quorum in ({"ensemble": 1, "write": 2, "ack": 2}, {"ensemble": 0, "write": 0, "ack": 0}):
         answer = await said(there, "PATCH", LOG, {"quorum": quorum})
         assert answer.status == 400, answer.body
 
 
-async def test_a_change_is_made_from_the_version_that_was_seen(there: Site) -> None:
+async def test_update_with_a_stale_etag_conflicts(there: Site) -> None:
     etag = (await there.get(LOG)).headers["etag"]
     answer = await said(there, "PATCH", LOG, {"description": "x"}, **{"if-match": etag})
     assert (answer.status, answer.json["config"]["description"]) == (200, "x")
@@ -94,11 +94,11 @@ async def test_a_change_is_made_from_the_version_that_was_seen(there: Site) -> N
     assert (late.status, late.reason) == (409, "CONFLICT")
     answer = await said(there, "PATCH", LOG, {"retention_age_s": None}, **{"if-match": "*"})
     assert answer.json["config"]["retention_age_s"] is None
-    assert (await there.ask("PATCH", LOG, b"{}")).status == 400  # What it is was not said.
+    assert (await there.ask("PATCH", LOG, b"{}")).status == 400  # The content type is missing.
 
 
-async def test_a_limit_is_judged_beside_those_of_the_log(there: Site) -> None:
-    """Not beside the defaults of what was not named."""
+async def test_limit_is_checked_against_the_other_limits_of_the_log(there: Site) -> None:
+    """It is not checked against the defaults of limits that the request leaves out."""
     for name, value, status in (
         ("record_bytes_max", 1000, 200),
         ("batch_bytes_max", 2000, 200),
@@ -111,7 +111,7 @@ async def test_a_limit_is_judged_beside_those_of_the_log(there: Site) -> None:
     assert (config.record_bytes_max, config.batch_bytes_max) == (2000, 2000)
 
 
-async def test_listing_goes_by_pages(there: Site) -> None:
+async def test_logs_are_listed_in_pages(there: Site) -> None:
     for number in range(5):
         there.core.cluster.make(f"ns/a{number}")
     there.core.cluster.make("other/a9")
@@ -126,8 +126,10 @@ async def test_listing_goes_by_pages(there: Site) -> None:
     assert len((await there.get("/v1/logs")).json["logs"]) == 7
 
 
-async def test_listing_with_all_that_is_known(there: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As GET of each says it, a few at a time, and no more in a page than it can find out."""
+async def test_full_listing_reads_states_ten_at_a_time(
+    there: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each row equals the GET of its log, and a page has at most 100 logs."""
     for number in range(150):
         there.core.cluster.make(f"many/log-{number:03}")
     under_way, most, found_before = 0, 0, there.core.get_log
@@ -138,7 +140,7 @@ async def test_listing_with_all_that_is_known(there: Site, monkeypatch: pytest.M
         await asyncio.sleep(0)
         under_way -= 1
         if request.log.name == "log-007":
-            raise LogDeleted  # Since it was listed.
+            raise LogDeleted  # It was deleted after it was listed.
         return await found_before(request, due)
 
     monkeypatch.setattr(there.core, "get_log", counted)
@@ -155,10 +157,10 @@ async def test_listing_with_all_that_is_known(there: Site, monkeypatch: pytest.M
     assert (await there.get("/v1/logs?view=all")).reason == "INVALID"
 
 
-async def test_a_log_that_cannot_be_told_hides_no_other(
+async def test_unreadable_log_is_listed_with_its_error(
     there: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its bookies are away, which is when somebody lists logs; nothing behind it was ever listed."""
+    """Regression: logs after a log whose bookies were down were never listed."""
     for number in range(4):
         there.core.cluster.make(f"many/log-{number}")
     errors = {"log-1": MetadataUnavailable("no store"), "log-3": ValueError("a flaw")}
@@ -177,14 +179,14 @@ async def test_a_log_that_cannot_be_told_hides_no_other(
     assert found == [None, MetadataUnavailable.code.reason, None]
     assert page["logs"][1]["error"]["detail"] == "no store"
     assert page["next_page"] == "many/log-2"
-    with pytest.raises(ValueError, match="flaw"):  # A flaw of ours is none of a log's.
+    with pytest.raises(ValueError, match="flaw"):  # An internal error is not reported as the log's.
         await there.get(f"{path}&page_token=many/log-2")
 
 
-async def test_a_page_of_states_keeps_the_time_of_its_request(
+async def test_full_listing_ends_its_page_at_the_deadline(
     there: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each ten logs had all of it. A page ends with its time, and the next one goes on behind it."""
+    """Regression: each batch of ten logs had the whole deadline. The next page continues after it."""
     for number in range(25):
         there.core.cluster.make(f"many/log-{number:02}")
     dues: list[float] = []
@@ -208,7 +210,7 @@ async def test_a_page_of_states_keeps_the_time_of_its_request(
     assert (len(dues), len(set(dues))) == (15, 1)
 
 
-async def test_a_look_that_costs_nothing(there: Site) -> None:
+async def test_head_of_a_log_returns_its_state_in_headers(there: Site) -> None:
     answer = await there.ask("HEAD", LOG)
     names = ("head", "tail", "sealed", "epoch", "owner")
     told = {name: answer.headers[f"log-{name}"] for name in names}
@@ -224,7 +226,7 @@ async def test_a_look_that_costs_nothing(there: Site) -> None:
 # --- Verbs, epochs, cursors -------------------------------------------------------------------
 
 
-async def test_truncation(there: Site) -> None:
+async def test_truncate_moves_the_head_unless_a_cursor_guards(there: Site) -> None:
     await there.ask("POST", f"{LOG}/records", b'{"data":"x"}\n' * 10, **NDJSON)
     await said(there, "PUT", f"{LOG}/cursors/c", {"offset": 4})
     plan = await said(there, "POST", f"{LOG}:truncate", {"before": "cursor:c", "dry_run": True})
@@ -238,7 +240,7 @@ async def test_truncation(there: Site) -> None:
         assert (await said(there, "POST", f"{LOG}:truncate", body)).reason == "INVALID"
 
 
-async def test_writer_epochs(there: Site) -> None:
+async def test_writer_epoch_is_acquired_renewed_and_released(there: Site) -> None:
     grant = await said(there, "POST", f"{LOG}/writer", {"holder": "me", "mode": "fail"})
     assert (grant.status, grant.json["writer_epoch"], grant.json["holder"]) == (201, 1, "me")
     held = await said(there, "POST", f"{LOG}/writer", {"holder": "another"})
@@ -252,7 +254,7 @@ async def test_writer_epochs(there: Site) -> None:
         assert (await said(there, "POST", f"{LOG}/writer", body)).reason == "INVALID"
 
 
-async def test_cursors(there: Site) -> None:
+async def test_cursor_is_committed_listed_and_deleted(there: Site) -> None:
     path = f"{LOG}/cursors/c"
     assert (await there.get(path)).reason == "CURSOR_NOT_FOUND"
     new = {"if-none-match": "*"}
@@ -272,7 +274,7 @@ async def test_cursors(there: Site) -> None:
         assert (await said(there, "PUT", path, body)).reason == "INVALID"
 
 
-async def test_the_cluster(there: Site) -> None:
+async def test_servers_owners_and_limits_are_served(there: Site) -> None:
     (server,) = (await there.get("/v1/servers")).json["servers"]
     assert (server["server_id"], server["state"], server["url"]) == ("a", "serving", "")
     answer = await there.ask("POST", "/v1/servers/127.0.0.1:7400:drain")
@@ -287,7 +289,7 @@ async def test_the_cluster(there: Site) -> None:
 
 
 @pytest.mark.parametrize("name", [".", "..", "-a", "A", "a b", "ä", "a" * 256, "a,b", "~", "%"])
-async def test_names_pass_one_gate(there: Site, name: str) -> None:
+async def test_invalid_names_are_rejected_on_every_path(there: Site, name: str) -> None:
     for path in (f"/v1/namespaces/{name}/logs/log", f"/v1/namespaces/ns/logs/{name}"):
         answer = await there.get(path)
         assert (answer.status, answer.reason) == (400, "INVALID"), path
@@ -296,7 +298,7 @@ async def test_names_pass_one_gate(there: Site, name: str) -> None:
     assert not there.core.asked
 
 
-async def test_times_are_kept(there: Site) -> None:
+async def test_request_time_out_is_504_with_its_outcome(there: Site) -> None:
     there.core.holds.add("get_log")
     answer = await there.get(LOG, **{"log-timeout-ms": "1"})
     assert (answer.status, answer.reason, answer.json["outcome"]) == (
@@ -313,7 +315,7 @@ async def test_times_are_kept(there: Site) -> None:
     assert (await there.get(LOG, **{"log-forward": "maybe"})).reason == "INVALID"
 
 
-async def test_paths_that_are_not_there(there: Site) -> None:
+async def test_unknown_path_is_404_and_wrong_method_405(there: Site) -> None:
     for method, path, status in (
         ("GET", "/v1/", 404),
         ("GET", "/v2/logs", 404),
@@ -333,19 +335,19 @@ async def test_paths_that_are_not_there(there: Site) -> None:
     assert not there.core.asked
 
 
-async def test_a_method_that_is_not_allowed_hears_all_that_are(there: Site) -> None:
-    """Routes of one path are several to the framework, which tells those of the first."""
+async def test_response_405_lists_all_allowed_methods(there: Site) -> None:
+    """The framework has several routes for one path and would list only the first one's."""
     for path, by_method in there.app.openapi()["paths"].items():
         real = re.sub(r"\{\w+\}", "0", path)
         answer = await there.ask("OPTIONS", real)
         assert answer.status == 405
         told = set(answer.headers["allow"].split(", "))
-        if "HEAD" in told and "GET" in told:  # The one goes with the other, unsaid.
+        if "HEAD" in told and "GET" in told:  # GET implies HEAD, which is not always documented.
             told -= {"HEAD"} - {method.upper() for method in by_method}
         assert told == {method.upper() for method in by_method}, path
 
 
-# --- Words and OpenAPI ------------------------------------------------------------------------
+# --- Messages and OpenAPI ---------------------------------------------------------------------
 
 
 def every_word() -> Iterator[Any]:
@@ -360,22 +362,22 @@ def every_word() -> Iterator[Any]:
 
 @pytest.mark.parametrize("word", list(every_word()), ids=lambda word: word.__name__)
 @pytest.mark.parametrize("is_full", [True, False])
-def test_every_word_and_back(word: Any, is_full: bool) -> None:
+def test_every_message_round_trips_as_json(word: Any, is_full: bool) -> None:
     said = sample(word, is_full=is_full)
-    if word in (messages.LogJournal, messages.ServerStats):  # They hold what no request says.
+    if word in (messages.LogJournal, messages.ServerStats):  # They have types that no request has.
         json.dumps(to_json(said))
         return
     assert from_json(json.loads(json.dumps(to_json(said))), word) == said
 
 
 @pytest.mark.parametrize("word", list(every_word()), ids=lambda word: word.__name__)
-def test_every_example_is_of_its_schema(word: Any) -> None:
+def test_every_example_matches_its_schema(word: Any) -> None:
     schema, example = schema_of(word), example_of(word)
     assert set(schema["required"]) == set(schema["properties"]) == set(example)
     assert set(to_json(sample(word))) == set(example)
 
 
-def test_what_a_client_says_is_checked_by_name() -> None:
+def test_invalid_field_is_rejected_by_name() -> None:
     good = {"offset": 1}
     given = {"log": NAME, "name": CursorName("c"), "expected_version": None}
     word = messages.CommitCursor(NAME, CursorName("c"), Offset(1))
@@ -394,7 +396,7 @@ def test_what_a_client_says_is_checked_by_name() -> None:
         from_json({"roll_entries": 1}, LogConfig)
 
 
-async def test_openapi_tells_all_of_it(there: Site) -> None:
+async def test_openapi_describes_every_operation(there: Site) -> None:
     document = (await there.get("/openapi.json")).json
     assert len(document["paths"]) > 20
     names = []
@@ -435,9 +437,9 @@ async def test_openapi_tells_all_of_it(there: Site) -> None:
     assert append["requestBody"]["content"]["application/x-ndjson"]["example"]
 
 
-def test_what_takes_parameters_may_refuse_them(there: Site) -> None:
+def test_operations_with_parameters_document_400(there: Site) -> None:
     def look() -> None:
-        """Nothing to find out."""
+        """Refreshes nothing."""
 
     app = make_app(there.routing, lambda: True, MetricsPage(Metrics(), look))
     for path, operations in app.openapi()["paths"].items():
@@ -446,7 +448,7 @@ def test_what_takes_parameters_may_refuse_them(there: Site) -> None:
                 assert "400" in operation["responses"], (method, path)
 
 
-async def test_the_root_of_the_interface_says_where_to_go_on(there: Site) -> None:
+async def test_interface_root_links_to_existing_pages(there: Site) -> None:
     answer = await there.get("/v1")
     assert answer.status == 200
     assert (answer.json["name"], answer.json["version"]) == ("rollbook", __version__)
@@ -464,7 +466,7 @@ async def test_browsers_get_a_page_at_the_root_and_programs_json(there: Site) ->
     for path in paths:
         assert (await there.get(path)).status == 200, path
     for accept in ("*/*", "text/html;q=0.1, application/json", "image/png", "text/html;q=much"):
-        answer = await there.get("/", accept=accept)  # The first as curl asks.
+        answer = await there.get("/", accept=accept)  # curl sends the first one.
         assert answer.json == (await there.get("/v1")).json
     assert page.headers["vary"] == answer.headers["vary"] == "Accept"
     assert (await there.ask("HEAD", "/")).status == 200
@@ -476,7 +478,7 @@ async def test_a_server_with_tokens_does_not_say_its_version_at_the_root(there: 
     assert __version__ not in (await there.get("/", accept="text/html")).body.decode()
 
 
-async def test_a_browser_is_sent_to_the_dashboard_once_there_is_one(there: Site) -> None:
+async def test_browser_is_redirected_to_a_known_dashboard(there: Site) -> None:
     urls = ["", "http://127.0.0.1:7500", "http://127.0.0.1:7500"]
     there.app = make_app(there.routing, lambda: True, dashboard=lambda: urls.pop(0))
     assert (await there.get("/", accept="text/html")).status == 200

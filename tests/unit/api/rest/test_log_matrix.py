@@ -1,4 +1,4 @@
-"""Every route and every error of the table: what the service raises is what is answered."""
+"""Every route returns each error that the service raises as the matching problem."""
 
 import base64
 import json
@@ -17,12 +17,12 @@ from tests.unit.api.rest.log_routes import LINES, LOG, ROUTES, SSE, Route, Site,
 
 OURS = [error for error in every_error() if error.__module__ == errors.__name__]
 IDS = {"head": 5, "log": "ns/log", "is_last": True, "uid": b"\x00\xff", "marks": ("a", "b")}
-TOLD = {"head": 5, "log": "ns/log", "is_last": True, "uid": "00ff", "marks": ["a", "b"]}
+IDS_AS_JSON = {"head": 5, "log": "ns/log", "is_last": True, "uid": "00ff", "marks": ["a", "b"]}
 
 
 @pytest.fixture(scope="module")
 def there() -> Site:
-    """It takes a while to make."""
+    """Shared by the module, since it is slow to make."""
     return site()
 
 
@@ -30,31 +30,31 @@ def raised(error: type[RollbookError]) -> RollbookError:
     return error("what happened", next_step="do something", retry_after_ms=1500, **IDS)
 
 
-def assert_told(problem: Any, said: RollbookError) -> None:
+def assert_problem(problem: Any, said: RollbookError) -> None:
     assert problem["reason"] == said.code.reason
     assert problem["type"] == f"urn:rollbook:problem:{said.code.reason}"
     assert (problem["outcome"], problem["retryable"]) == (said.outcome.value, said.retryable)
     assert (problem["detail"], problem["next_step"]) == ("what happened", "do something")
     assert problem["retry_after_ms"] == 1500
-    assert problem["ids"] == {**TOLD, "retry_after_ms": 1500}
+    assert problem["ids"] == {**IDS_AS_JSON, "retry_after_ms": 1500}
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.name)
-async def test_every_error_of_every_route(route: Route, there: Site) -> None:
+async def test_every_route_returns_every_error_as_a_problem(route: Route, there: Site) -> None:
     for kind in OURS:
         said = raised(kind)
         there.core.failures[route.core_name].append(said)
         answer = await there.ask(route.method, route.path, route.body, **route.headers)
-        assert not there.core.failures[route.core_name], "nobody asked"
-        # Nobody knows where its owner is: it is not redirected to nowhere.
+        assert not there.core.failures[route.core_name], "the route did not call the core"
+        # The owner is unknown, so the client is not redirected.
         assert answer.status == (503 if kind is NotOwner else kind.code.http)
         assert answer.headers["content-type"] == "application/problem+json"
         assert answer.headers["cache-control"] == "no-store"
         assert answer.headers["retry-after"] in ("2", "1")
-        assert_told(answer.json, said)
+        assert_problem(answer.json, said)
 
 
-def test_every_route_and_every_method_is_among_them(there: Site) -> None:
+def test_route_table_covers_every_method_and_operation(there: Site) -> None:
     reached = {route.core_name for route in ROUTES}
     assert reached == {
         each.core_name for each in METHODS if each.kind is not CallKind.APPEND_STREAM
@@ -65,12 +65,12 @@ def test_every_route_and_every_method_is_among_them(there: Site) -> None:
         assert any(map(operation.serves, ROUTES)), operation.id
 
 
-async def test_an_error_in_the_middle_is_the_last_event(there: Site) -> None:
+async def test_error_during_a_stream_is_its_last_event(there: Site) -> None:
     there.core.cluster.logs[LogName("ns", "log")].append(pack_block([b"x"] * 3), None)
     for headers in (SSE, LINES):
         for kind in OURS:
             said = raised(kind)
-            # The first event is sent, then it fails.
+            # The stream fails after its first event.
             there.core.failures["read_stream_later"].clear()
             there.core.events = None
             async with there.open("GET", f"{LOG}/records?from=0", b"", **headers) as stream:
@@ -87,11 +87,11 @@ async def test_an_error_in_the_middle_is_the_last_event(there: Site) -> None:
             else:
                 problem = json.loads(rest)
                 assert problem["event"] == "error"
-            assert_told(problem, said)
+            assert_problem(problem, said)
 
 
-async def test_what_nobody_expected_in_the_middle_is_told_to_the_log_alone(there: Site) -> None:
-    """Which says where it was."""
+async def test_unexpected_stream_error_is_logged_and_its_text_hidden(there: Site) -> None:
+    """The log entry has the path of the request."""
     log = there.core.cluster.logs[LogName("ns", "log")]
     log.append(pack_block([b"x"]), None)
     with capture_logs() as logged:
@@ -108,7 +108,7 @@ async def test_what_nobody_expected_in_the_middle_is_told_to_the_log_alone(there
     assert (failed["event"], failed["path"]) == ("http_request_failed", f"{LOG}/records")
 
 
-async def test_not_owner_is_told_as_where_to_go() -> None:
+async def test_not_owner_redirects_to_a_known_owner() -> None:
     there = site(lambda address: {"10.0.0.5:7400": "https://log-2:7480"}.get(address, ""))
     for route in ROUTES:
         for owner, status in (("10.0.0.5:7400", 307), ("10.0.0.6:7400", 503), ("", 503)):
@@ -123,7 +123,7 @@ async def test_not_owner_is_told_as_where_to_go() -> None:
                 assert answer.headers["retry-after"] == "1"
 
 
-class Neighbours:
+class FakePeers:
     def __init__(self, answer: Any) -> None:
         self.answer = answer
         self.asked: list[tuple[Any, str]] = []
@@ -135,41 +135,41 @@ class Neighbours:
         return self.answer
 
 
-async def forwarded(there: Site, answer: Any, forward: str | None) -> tuple[Answer, Neighbours]:
-    neighbours = Neighbours(answer)
-    there.routing._peers = neighbours
+async def forwarded(there: Site, answer: Any, forward: str | None) -> tuple[Answer, FakePeers]:
+    peers = FakePeers(answer)
+    there.routing._peers = peers
     there.core.failures["roll_log"].append(NotOwner(owner="10.0.0.5:7400", owner_epoch=7))
     headers = {"log-forward": forward} if forward else {}
-    return await there.ask("POST", f"{LOG}:roll", b"", **headers), neighbours
+    return await there.ask("POST", f"{LOG}:roll", b"", **headers), peers
 
 
-async def test_the_owner_is_asked_by_the_server_if_that_is_wanted() -> None:
+async def test_server_forwards_to_the_owner_as_log_forward_says() -> None:
     from rollbook.logservice.ids import SegmentId
     from rollbook.logservice.messages import RollLog, RollLogAnswer
 
     done = RollLogAnswer(SegmentId(3))
     for known in ("", "http://b:7480"):
-        there = site(lambda _, known=known: known)  # type: ignore[misc]  # It is one.
+        there = site(lambda _, known=known: known)  # type: ignore[misc]  # The default argument binds the loop variable.
         answer, asked = await forwarded(there, done, "auto")
         assert (answer.status, answer.json) == (200, {"segment_id": 3})
         assert asked.asked == [(RollLog(LogName("ns", "log")), "10.0.0.5:7400")]
         answer, asked = await forwarded(there, done, "never")
         assert (answer.status, asked.asked) == (307 if known else 503, [])
-        answer, asked = await forwarded(there, done, None)  # Only if there is no other way.
+        answer, asked = await forwarded(there, done, None)  # Forwards only if no URL is known.
         assert (answer.status, len(asked.asked)) == ((307, 0) if known else (200, 1))
     answer, _ = await forwarded(there, NotOwner(owner="c:1", owner_epoch=8), "auto")
     assert (answer.status, answer.headers["log-owner"]) == (307, "c:1")
 
 
-async def test_what_nobody_expected_is_told_to_the_log_alone(there: Site) -> None:
+async def test_unexpected_error_propagates_to_the_server(there: Site) -> None:
     there.core.failures["get_log"].append(ZeroDivisionError("secret"))
-    with pytest.raises(ZeroDivisionError):  # As Starlette has it: the server logs it, too.
+    with pytest.raises(ZeroDivisionError):  # Starlette raises it again after its response.
         await there.get(LOG)
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.name)
-async def test_a_word_that_a_route_does_not_know_is_refused(there: Site, route: Route) -> None:
-    """Passed over, a misspelt condition would have let through what it was to stop."""
+async def test_unknown_query_field_or_header_is_rejected(there: Site, route: Route) -> None:
+    """If it were ignored, a misspelt condition would let an append through."""
     mark = "&" if "?" in route.path else "?"
     headers = dict(route.headers)
     wrong = (
@@ -186,10 +186,10 @@ async def test_a_word_that_a_route_does_not_know_is_refused(there: Site, route: 
 
 @pytest.mark.parametrize(
     "route",
-    [each for each in ROUTES if each.core_name != "watch_tail"],  # It never ends.
+    [each for each in ROUTES if each.core_name != "watch_tail"],  # That stream never ends.
     ids=lambda route: route.name,
 )
-async def test_openapi_names_the_headers_that_are_answered(there: Site, route: Route) -> None:
+async def test_openapi_names_the_headers_of_each_response(there: Site, route: Route) -> None:
     (operation,) = (each for each in operations_of(there.app) if each.serves(route))
     there.core.failures.clear()
     there.core.cluster.logs.clear()
@@ -207,7 +207,7 @@ async def test_openapi_names_the_headers_that_are_answered(there: Site, route: R
         assert always <= set(answer.headers), answer.status
 
 
-def test_openapi_says_who_may_ask_and_has_examples_of_all_of_it(there: Site) -> None:
+def test_openapi_has_security_and_examples_everywhere(there: Site) -> None:
     document = there.app.openapi()
     assert document["components"]["securitySchemes"]["token"]["scheme"] == "bearer"
     assert document["paths"]["/healthz"]["get"]["security"] == []

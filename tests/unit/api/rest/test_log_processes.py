@@ -1,4 +1,4 @@
-"""HTTP of real log servers: who owns a log is found, and a kill neither loses nor repeats a record."""
+"""HTTP of real log servers: owners are found, and killing one loses and repeats no record."""
 
 import asyncio
 import http.client
@@ -81,10 +81,10 @@ def ask(
         connection.close()
 
 
-def test_a_kill_neither_loses_nor_repeats_a_line_of_a_shell_script(
+def test_killed_owner_loses_and_repeats_no_line_of_a_script(
     servers: list[Server], tmp_path: Path
 ) -> None:
-    """Of the one in `examples`, which has lost an answer, too; and those who follow hear each line once."""
+    """The script in `examples` also loses a response; followers get each line once."""
     places = [each.place for each in servers]
     assert [ask(place, "GET", "/readyz")[0] for place in places] == [200, 200]
     assert ask(places[0], "PUT", LOG)[0] == 201
@@ -104,7 +104,7 @@ def test_a_kill_neither_loses_nor_repeats_a_line_of_a_shell_script(
         assert list(read_all(other.place, LOG)) == lines
         sources[places.index(other.place)].wait_for(len(lines))
         assert sources[places.index(other.place)].values == lines
-        # One for the lost answer; another one if the kill came between the owner's append and its answer.
+        # One for the lost response; another if the kill was between the owner's append and response.
         assert script.codes.count("200") in (1, 2)
         assert sources[0].refusals == []
     status, headers, _ = ask(other.place, "GET", LOG)
@@ -112,7 +112,7 @@ def test_a_kill_neither_loses_nor_repeats_a_line_of_a_shell_script(
 
 
 def find_owner(servers: list[Server]) -> tuple[Server, Server]:
-    """The one that does not send us elsewhere; the other one does, and would ask it for us."""
+    """Returns (owner, other); the other one redirects to the owner, or forwards if asked to."""
     roll = f"{LOG}:roll"
     answers = [ask(each.place, "POST", roll, b"", **{"log-forward": "never"}) for each in servers]
     assert sorted(status for status, _, _ in answers) == [200, 307]

@@ -69,7 +69,7 @@ async def records(there: Site, query: str = "") -> list[Any]:
 # --- Appending --------------------------------------------------------------------------------
 
 
-async def test_a_record_of_plain_bytes(there: Site) -> None:
+async def test_raw_append_keeps_bytes_key_headers_and_event_time(there: Site) -> None:
     more = {"log-key": "k", "log-meta-Trace": "7", "log-event-time-us": "-5"}
     more = {name.lower(): value for name, value in more.items()}
     answer = await append(there, b"\x00\xff\n", RAW, more)
@@ -86,7 +86,7 @@ async def test_a_record_of_plain_bytes(there: Site) -> None:
     }
 
 
-async def test_the_same_batch_as_json_and_as_lines(there: Site) -> None:
+async def test_json_and_ndjson_batches_append_the_same_records(there: Site) -> None:
     batch = [
         {"data": "text ü"},
         {
@@ -118,10 +118,10 @@ async def test_the_same_batch_as_json_and_as_lines(there: Site) -> None:
         {"data": '{"a":[1,null,"x"]}', "key": "k", "event_time_us": 9},
         {"data": ""},
     ]
-    assert len(log_of(there).blocks) == 3  # Each batch is one.
+    assert len(log_of(there).blocks) == 3  # Each batch is one block.
 
 
-async def test_a_framed_block_is_kept_as_it_is(there: Site) -> None:
+async def test_framed_block_is_stored_unchanged_and_deduplicated(there: Site) -> None:
     block = pack_block([b"a", b"b"], producer=ProducerRef(b"me", 0, 0))
     assert (await append(there, block, BLOCK)).json["next_offset"] == 2
     assert (await append(there, block, BLOCK)).json["is_duplicate"]
@@ -166,7 +166,7 @@ BAD_BATCHES = {
 
 
 @pytest.mark.parametrize("body", BAD_BATCHES, ids=lambda body: body[:30])
-async def test_a_batch_that_makes_no_sense_is_refused_as_a_whole(there: Site, body: bytes) -> None:
+async def test_invalid_ndjson_batch_appends_nothing(there: Site, body: bytes) -> None:
     answer = await append(there, body, NDJSON)
     assert (answer.status, answer.reason) == (400, "INVALID")
     assert BAD_BATCHES[body] in answer.json["detail"]
@@ -177,7 +177,7 @@ async def test_a_batch_that_makes_no_sense_is_refused_as_a_whole(there: Site, bo
 @pytest.mark.parametrize(
     "body", [b"", b"[]", b"{}", b'{"records":{}}', b'{"records":[]}', b'{"records":[1]}', b"{"]
 )
-async def test_an_object_without_records_is_refused(there: Site, body: bytes) -> None:
+async def test_json_body_without_valid_records_is_rejected(there: Site, body: bytes) -> None:
     answer = await append(there, body, JSON)
     assert (answer.status, answer.reason) == (400, "INVALID")
 
@@ -193,12 +193,12 @@ async def test_append_without_a_known_media_type_is_refused(there: Site) -> None
     assert (await append(there, b'{"records":[{"data":"x"}]}', parameters)).status == 201
 
 
-def test_bodies_that_would_grow_are_refused_before_they_do() -> None:
+def test_body_with_too_many_json_values_or_lines_is_rejected() -> None:
     for body in (b"[" * 500_001, b'{"json":[' + b"{}," * 500_000, b"{" * 500_001):
         with pytest.raises(EntryTooLarge):
-            block_of(NDJSON_TYPE, body, None, None)  # type: ignore[arg-type]  # Not looked at.
+            block_of(NDJSON_TYPE, body, None, None)  # type: ignore[arg-type]  # Headers are unused.
     with pytest.raises(EntryTooLarge):
-        block_of(NDJSON_TYPE, b"\n" * (BATCH_RECORDS_CEILING + 1), None, None)  # type: ignore[arg-type]  # As above.
+        block_of(NDJSON_TYPE, b"\n" * (BATCH_RECORDS_CEILING + 1), None, None)  # type: ignore[arg-type]  # Headers are unused.
 
 
 _JSON_VALUES = st.recursive(
@@ -209,18 +209,18 @@ _JSON_VALUES = st.recursive(
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"])) | st.binary(), min_size=1))
-def test_text_and_bytes_come_back_as_they_were(values: list[str | bytes]) -> None:
+def test_text_and_bytes_round_trip(values: list[str | bytes]) -> None:
     batch = [
         {"data": each} if isinstance(each, str) else {"data_b64": base64.b64encode(each).decode()}
         for each in values
     ]
     lines = b"\n".join(map(dumped, batch))
-    block = block_of(NDJSON_TYPE, lines, None, None)  # type: ignore[arg-type]  # Not looked at.
+    block = block_of(NDJSON_TYPE, lines, None, None)  # type: ignore[arg-type]  # Headers are unused.
     assert Block(block).values() == [e.encode() if isinstance(e, str) else e for e in values]
 
 
-def test_headers_in_another_order_are_the_same_batch() -> None:
-    """LS6: a retry was refused as another batch, by its CRC."""
+def test_header_order_does_not_change_the_block() -> None:
+    """LS6: else a retry with reordered headers has another CRC and is rejected."""
     producer = ProducerRef(b"p", 0, 0)
     texts, raw = {"b": "2", "a": "1"}, {"d": "NA==", "c": "Mw=="}
     record = {"data": "x", "headers": texts, "headers_b64": raw}
@@ -237,11 +237,11 @@ def _turned(pairs: dict[str, str]) -> dict[str, str]:
 
 
 @given(_JSON_VALUES)
-def test_json_comes_back_as_json(value: Any) -> None:
+def test_json_value_round_trips(value: Any) -> None:
     line = json.dumps({"json": value}).encode()
     try:
         said = parse_json(line)
-    except ValueError:  # A surrogate alone is no text.
+    except ValueError:  # A lone surrogate cannot be encoded.
         return
     (record,) = Block(framed([said], None)).records()
     assert json.loads(dumped(record_json(record, Encoding.JSON)))["json"] == said["json"]
@@ -270,10 +270,10 @@ def _is_text(value: bytes) -> bool:
 
 
 @given(st.lists(_READ) | st.lists(_PLAIN) | st.lists(_TEXTS), st.sampled_from(Encoding))
-def test_records_are_told_in_the_same_bytes_however_fast(
+def test_fast_json_encoding_equals_per_record_encoding(
     records: list[Record], encoding: Encoding
 ) -> None:
-    """As the standard library writes each by itself: clients and caches may have compared them."""
+    """Clients and caches may compare the bytes of responses."""
     one_by_one = dumped([record_json(record, encoding) for record in records])
     assert records_json(records, encoding) == one_by_one
 
@@ -281,7 +281,7 @@ def test_records_are_told_in_the_same_bytes_however_fast(
 # --- Conditions and retries -------------------------------------------------------------------
 
 
-async def test_conditions(there: Site) -> None:
+async def test_failed_append_condition_is_412_and_malformed_one_400(there: Site) -> None:
     assert (await append(there, b"0", RAW, {"if-none-match": "*"})).status == 201
     answer = await append(there, b"0", RAW, {"if-none-match": "*"})
     assert (answer.status, answer.reason) == (412, "OFFSET_MISMATCH")
@@ -312,8 +312,8 @@ async def test_conditions(there: Site) -> None:
         assert (answer.status, answer.reason) == (400, "INVALID"), bad_headers
 
 
-async def test_exactly_once_by_repeated_requests(there: Site) -> None:
-    """Whatever is repeated, however often, in whichever order answers were lost."""
+async def test_repeated_append_requests_store_each_record_once(there: Site) -> None:
+    """Each request is repeated a random number of times."""
     chance = random.Random(7)
     first: dict[int, int] = {}
     for seq in range(50):
@@ -351,12 +351,12 @@ async def test_exactly_once_by_repeated_requests(there: Site) -> None:
         {"idempotency-key": "x" * 60},
     ],
 )
-async def test_a_producer_that_makes_no_sense(there: Site, headers: dict[str, str]) -> None:
+async def test_invalid_producer_headers_are_rejected(there: Site, headers: dict[str, str]) -> None:
     answer = await append(there, b"x", RAW, headers)
     assert (answer.status, answer.reason) == (400, "INVALID")
 
 
-async def test_the_last_records_come_with_the_seal(there: Site) -> None:
+async def test_seal_appends_its_records_and_closes_the_log(there: Site) -> None:
     answer = await there.ask("POST", f"{LOG}:seal", b'{"data":"end"}', **NDJSON)
     assert (answer.status, answer.json) == (200, {"tail": 1})
     assert (await there.ask("POST", f"{LOG}:seal")).json == {"tail": 1}
@@ -367,7 +367,7 @@ async def test_the_last_records_come_with_the_seal(there: Site) -> None:
 # --- Reading ----------------------------------------------------------------------------------
 
 
-async def test_ranges(there: Site) -> None:
+async def test_read_returns_the_requested_range(there: Site) -> None:
     for start in range(0, 30, 3):
         log_of(there).append(pack_block([b"%d" % n for n in range(start, start + 3)]), None)
     everything = await records(there)
@@ -395,7 +395,7 @@ async def test_ranges(there: Site) -> None:
     assert (answer.status, answer.reason, answer.json["ids"]) == (410, "TRUNCATED", {"head": 5})
 
 
-async def test_blocks_as_they_are(there: Site) -> None:
+async def test_read_as_blocks_returns_whole_stored_blocks(there: Site) -> None:
     for text in (b"a", b"b"):
         log_of(there).append(pack_block([text] * 3), None)
     answer = await there.get(f"{RECORDS}?from=1", accept="application/vnd.rollbook.batch")
@@ -423,7 +423,7 @@ async def test_blocks_as_they_are(there: Site) -> None:
         "heartbeat_ms=1",
     ],
 )
-async def test_a_query_that_makes_no_sense(there: Site, query: str) -> None:
+async def test_invalid_read_query_is_rejected(there: Site, query: str) -> None:
     answer = await there.get(f"{RECORDS}?{query}")
     assert (answer.status, answer.reason) == (400, "INVALID")
 
@@ -468,10 +468,10 @@ async def test_accept_header_decides_the_media_type(there: Site) -> None:
         assert (answer.status, answer.reason) == (406, "INVALID")
 
 
-async def test_what_was_shown_to_somebody_is_not_for_all(
+async def test_read_by_an_authenticated_caller_is_cached_privately(
     there: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However the caller authenticated: a certificate is in no header."""
+    """A caller with a certificate sends no credential in a header."""
     await append(there, b"zero", RAW)
     keeper = SimpleNamespace(still_admits=lambda _: True)
     somebody = replace(anybody(), authenticator=cast(Authenticator, keeper))
@@ -483,7 +483,7 @@ async def test_what_was_shown_to_somebody_is_not_for_all(
         assert answer.headers["cache-control"] == f"{whose}, no-cache"
 
 
-async def test_whoever_has_a_record_needs_it_not_again(there: Site) -> None:
+async def test_record_with_matching_etag_is_304(there: Site) -> None:
     location = (await append(there, b"zero", RAW)).headers["location"]
     etag = (await there.get(location)).headers["etag"]
     for known in (etag, f"W/{etag}", f'"x", {etag}', "*"):
@@ -492,7 +492,7 @@ async def test_whoever_has_a_record_needs_it_not_again(there: Site) -> None:
         assert (await there.get(location, **{"if-none-match": other})).status == 200
 
 
-async def test_a_record_has_a_url_that_never_changes(there: Site) -> None:
+async def test_record_url_serves_value_headers_and_cache_rules(there: Site) -> None:
     more = {"log-key": "k", "log-meta-a": "b"}
     await append(there, b"zero", RAW)
     location = (await append(there, b"\x00one", RAW, more)).headers["location"]
@@ -501,7 +501,7 @@ async def test_a_record_has_a_url_that_never_changes(there: Site) -> None:
     assert answer.headers["content-type"] == "application/octet-stream"
     assert (
         answer.headers["cache-control"] == "public, no-cache"
-    )  # Another log may have its name later.
+    )  # A later log may have the same name.
     lasting = await there.get(f"{location}?uid={UID}")
     assert lasting.headers["cache-control"] == "public, max-age=31536000, immutable"
     assert (answer.headers["Log-Key".lower()], answer.headers["log-meta-a"]) == ("k", "b")
@@ -522,8 +522,8 @@ async def test_a_record_has_a_url_that_never_changes(there: Site) -> None:
         assert (await there.get(f"{RECORDS}/{path}")).reason == "INVALID"
 
 
-async def test_what_no_header_can_say_is_counted(there: Site) -> None:
-    """And no appended record smuggles a header into a response."""
+async def test_record_fields_unfit_for_headers_are_counted_as_omitted(there: Site) -> None:
+    """A record cannot inject a header into a response."""
     record = {
         "data": "x",
         "key": "a\r\nSet-Cookie: b",
@@ -540,7 +540,7 @@ async def test_what_no_header_can_say_is_counted(there: Site) -> None:
 
 
 def events_in(text: bytes) -> list[tuple[str, str, Any]]:
-    """(id, event, data), as a browser would see them."""
+    """Returns (id, event, data) of each event, as a browser parses them."""
     found = []
     for part in text.decode().split("\n\n"):
         fields = dict(line.split(": ", 1) for line in part.split("\n") if line)
@@ -549,10 +549,10 @@ def events_in(text: bytes) -> list[tuple[str, str, Any]]:
     return found
 
 
-async def test_events_resume_exactly_wherever_they_broke_off(there: Site) -> None:
-    """Whatever was heard of, nothing is missed and nothing sent twice (`Last-Event-ID`)."""
+async def test_event_stream_resumes_without_loss_or_repeat(there: Site) -> None:
+    """The client disconnects at random events and resumes with `Last-Event-ID`."""
     for start in range(0, 600, 40):
-        values = [b"%d" % n * 300 for n in range(start, start + 40)]  # Several pieces to a block.
+        values = [b"%d" % n * 300 for n in range(start, start + 40)]  # A block has several pieces.
         log_of(there).append(pack_block(values), None)
     log_of(there).is_sealed = True
     chance = random.Random(11)
@@ -574,11 +574,11 @@ async def test_events_resume_exactly_wherever_they_broke_off(there: Site) -> Non
     assert heard == list(range(600))
     assert headers == {"last-event-id": "600"}
     answer = await there.get(f"{RECORDS}?from=0", **SSE, **headers)
-    assert (answer.status, answer.body) == (204, b"")  # So that browsers come no more.
+    assert (answer.status, answer.body) == (204, b"")  # Browsers stop reconnecting after a 204.
 
 
-async def test_browsers_come_no_more_when_they_have_heard_all(there: Site) -> None:
-    """Whether the seal is the first event or comes behind `caught_up`."""
+async def test_resume_at_the_end_of_a_sealed_log_is_204(there: Site) -> None:
+    """The seal may be the first event or follow `caught_up`."""
 
     async def caught_up_first(request: words.ReadStream) -> AsyncIterator[words.ReadEvent]:
         yield words.CaughtUp(Offset(1))
@@ -599,7 +599,7 @@ async def test_browsers_come_no_more_when_they_have_heard_all(there: Site) -> No
     there.core.events = None
 
 
-async def test_a_follower_hears_all_of_it(there: Site) -> None:
+async def test_follower_gets_caught_up_progress_records_and_seal(there: Site) -> None:
     async with there.open("GET", f"{RECORDS}?from=latest&heartbeat_ms=100", b"", **SSE) as stream:
         parts = stream.parts()
         assert await anext(parts) == b"retry: 250\n\n"
@@ -630,7 +630,7 @@ async def parts_until(parts: Any, kind: str) -> Any:
             return
 
 
-async def test_lines_tell_the_same(there: Site) -> None:
+async def test_ndjson_stream_has_gap_records_and_stopped(there: Site) -> None:
     log_of(there).append(pack_block([b"a", b"b"]), None)
     log_of(there).head = Offset(1)
     answer = await there.get(f"{RECORDS}?from=0&at_tail=stop", **LINES)
@@ -648,7 +648,7 @@ async def test_lines_tell_the_same(there: Site) -> None:
     assert (answer.status, answer.reason) == (410, "TRUNCATED")
 
 
-async def test_whoever_hangs_up_keeps_no_reader(there: Site) -> None:
+async def test_disconnected_follower_releases_its_reader(there: Site) -> None:
     for headers in (SSE, LINES):
         async with there.open("GET", RECORDS, b"", **headers) as stream:
             await anext(stream.parts())
@@ -657,7 +657,7 @@ async def test_whoever_hangs_up_keeps_no_reader(there: Site) -> None:
         assert not there.routing.followers
 
 
-async def test_whoever_takes_nothing_keeps_no_reader_and_misses_nothing(
+async def test_stalled_follower_releases_its_reader_and_misses_nothing(
     there: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(event_streams, "_PATIENCE_S", 0.01)
@@ -668,7 +668,7 @@ async def test_whoever_takes_nothing_keeps_no_reader_and_misses_nothing(
         parts = stream.parts()
         while len(heard) < 300:
             stream.may_send.clear()
-            while there.core.readers:  # Until it is given back.
+            while there.core.readers:  # Wait until the reader is released.
                 await asyncio.sleep(0.005)
             stream.may_send.set()
             for _ in range(3):
@@ -679,10 +679,10 @@ async def test_whoever_takes_nothing_keeps_no_reader_and_misses_nothing(
     assert heard == list(range(300))
 
 
-async def test_a_range_that_a_gap_went_beyond_ends_there(
+async def test_range_ends_where_a_gap_passed_its_end(
     there: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For a client that reconnects, and for one that read nothing for a while."""
+    """This holds for a client that reconnects and for one that stalled."""
     for _ in range(10):
         log_of(there).append(pack_block([b"x" * 10]), None)
     log_of(there).head = Offset(9)
@@ -691,11 +691,11 @@ async def test_a_range_that_a_gap_went_beyond_ends_there(
     answer = await there.get(asked, **SSE)
     assert events_in(answer.body)[1:] == end
     answer = await there.get(asked, **SSE, **{"last-event-id": "9"})
-    assert (answer.status, answer.body) == (204, b"")  # So that browsers come no more.
+    assert (answer.status, answer.body) == (204, b"")  # Browsers stop reconnecting after a 204.
     monkeypatch.setattr(event_streams, "_PATIENCE_S", 0.01)
     async with there.open("GET", asked, b"", **SSE) as stream:
         stream.may_send.clear()
-        while not there.core.asked or there.core.readers:  # Until it is given back.
+        while not there.core.asked or there.core.readers:  # Wait until the reader is released.
             await asyncio.sleep(0.005)
         stream.may_send.set()
         told = [each async for part in stream.parts() for each in events_in(part)]
@@ -704,10 +704,10 @@ async def test_a_range_that_a_gap_went_beyond_ends_there(
 
 
 @pytest.mark.parametrize("at_tail", ["stop", "stop_at_barrier"])
-async def test_where_a_log_ends_is_asked_once(
+async def test_read_to_tail_fixes_its_end_at_the_start(
     there: Site, monkeypatch: pytest.MonkeyPatch, at_tail: str
 ) -> None:
-    """It was asked with each turn, and whenever something was taken again: of a log that grows, for ever."""
+    """Regression: the end was read again on each turn, so a growing log was read for ever."""
     log, block = log_of(there), pack_block([b"x" * 2000] * 20)
     for _ in range(10):
         log.append(block, None)
@@ -729,7 +729,7 @@ async def test_where_a_log_ends_is_asked_once(
     asked = f"{RECORDS}?from=0&at_tail={at_tail}"
     async with there.open("GET", asked, b"", **SSE) as stream:
         stream_of_one.append(stream)
-        while stream.may_send.is_set() or there.core.readers:  # Until it is given back.
+        while stream.may_send.is_set() or there.core.readers:  # Wait until the reader is released.
             await asyncio.sleep(0.005)
         log.append(block, None)
         stream.may_send.set()
@@ -741,10 +741,8 @@ async def test_where_a_log_ends_is_asked_once(
 
 
 @pytest.mark.parametrize("at_tail", ["stop", "stop_at_barrier"])
-async def test_a_browser_that_comes_back_is_told_no_more_than_it_asked_for(
-    there: Site, at_tail: str
-) -> None:
-    """It took the log's new end for the old one: a log that grows never ended."""
+async def test_resumed_read_to_tail_keeps_its_first_end(there: Site, at_tail: str) -> None:
+    """Regression: a reconnect read up to the log's new end, so a growing log was read for ever."""
     log, block = log_of(there), pack_block([b"a", b"b", b"c"])
     log.append(block, None)
     asked = f"{RECORDS}?from=-3&at_tail={at_tail}"
@@ -757,14 +755,14 @@ async def test_a_browser_that_comes_back_is_told_no_more_than_it_asked_for(
     assert [each["offset"] for each in rest[0][2]["records"]] == [1, 2]
     assert rest[1:] == [("3..3", "stopped", {"offset": 3})]
     beyond = await there.get(asked, **SSE, **{"last-event-id": "5..3"})
-    assert beyond.status == 204  # A reported gap went beyond the end.
+    assert beyond.status == 204  # A reported gap passed the end.
     for odd in ("1..", "1..-3", "1..latest", "x..3", "1..2..3"):
         answer = await there.get(asked, **SSE, **{"last-event-id": odd})
         assert answer.status == (200 if odd == "1.." else 400), odd
 
 
-async def test_where_the_tail_was_is_no_leave_to_read_beyond_the_range(there: Site) -> None:
-    """Nor an end for a follower, which may have been asked to stop at its first request."""
+async def test_end_in_last_event_id_extends_no_range_and_ends_no_follow(there: Site) -> None:
+    """A follower ignores the end in its event ID; an earlier request may have asked to stop."""
     log, block = log_of(there), pack_block([b"a", b"b", b"c"])
     log.append(block, None)
     log.append(block, None)
@@ -783,10 +781,10 @@ async def test_where_the_tail_was_is_no_leave_to_read_beyond_the_range(there: Si
 
 
 @pytest.mark.parametrize(("head", "offsets"), [(2, [2]), (5, [])])
-async def test_the_head_is_where_it_is_when_reading_begins(
+async def test_read_from_earliest_survives_concurrent_truncation(
     there: Site, monkeypatch: pytest.MonkeyPatch, head: int, offsets: list[int]
 ) -> None:
-    """Truncated between finding the end and reading, reads from the earliest record failed."""
+    """Regression: the read failed if the log was truncated after its end had been found."""
     log, found_before = log_of(there), there.core.find_offset
     log.append(pack_block([b"a", b"b", b"c"]), None)
 
@@ -806,10 +804,10 @@ async def test_the_head_is_where_it_is_when_reading_begins(
     assert told[-1][1] == "stopped"
 
 
-async def test_browsers_come_no_more_when_they_have_heard_their_range(
+async def test_resume_at_the_end_of_a_range_is_204(
     there: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether they hear so at once, or have to wait for a turn."""
+    """This holds with a free turn and without one."""
     log_of(there).append(pack_block([b"a", b"b", b"c"]), None)
     asked = f"{RECORDS}?from=0&until=2&heartbeat_ms=100"
     assert events_in((await there.get(asked, **SSE)).body)[-1][1] == "stopped"
@@ -820,10 +818,10 @@ async def test_browsers_come_no_more_when_they_have_heard_their_range(
 
 
 @pytest.mark.parametrize("is_slow", [False, True])
-async def test_whoever_fell_behind_resumes_where_he_stands(
+async def test_follower_that_fell_behind_resumes_at_its_offset(
     there: Site, monkeypatch: pytest.MonkeyPatch, *, is_slow: bool
 ) -> None:
-    """And not at the tail, which it has yet to reach: sent nothing for a while, or disconnected."""
+    """It must not resume at the tail, which it has not reached; `is_slow` stalls the client."""
     monkeypatch.setattr(event_streams, "_PATIENCE_S", 0.01)
     stream_of_one: list[Stream] = []
     starts: list[Any] = []
@@ -847,7 +845,7 @@ async def test_whoever_fell_behind_resumes_where_he_stands(
     async with there.open("GET", RECORDS, b"", **SSE) as stream:
         stream_of_one.append(stream)
         if is_slow:
-            while stream.may_send.is_set() or there.core.readers:  # Until it is given back.
+            while stream.may_send.is_set() or there.core.readers:  # Wait for the reader's release.
                 await asyncio.sleep(0.005)
             stream.may_send.set()
         told = [each async for part in stream.parts() for each in events_in(part)]
@@ -862,11 +860,11 @@ async def test_a_server_that_stops_ends_its_followers(there: Site) -> None:
         await anext(stream.parts())
         await there.routing.close()
         async for _ in stream.parts():
-            pass  # It comes to its end.
+            pass  # The stream ends.
     assert not there.core.readers
 
 
-async def test_the_tail_can_be_watched(there: Site) -> None:
+async def test_tail_watch_reports_appends_and_the_seal(there: Site) -> None:
     async with there.open("GET", f"{LOG}/tail", b"", **LINES) as stream:
         parts = stream.parts()
         first = json.loads(await anext(parts))
@@ -880,7 +878,7 @@ async def test_the_tail_can_be_watched(there: Site) -> None:
     again = await there.get(f"{LOG}/tail", **SSE)
     assert [kind for _, kind, _ in events_in(again.body)] == ["tail", "sealed"]
     answer = await there.get(f"{LOG}/tail", **SSE, **{"last-event-id": "1"})
-    assert answer.status == 204  # A browser would else come back for ever.
+    assert answer.status == 204  # Without a 204 a browser reconnects for ever.
 
 
 @pytest.mark.parametrize(
@@ -899,13 +897,13 @@ async def test_head_has_the_headers_of_get(there: Site, path: str, kind: str) ->
     assert answer.headers == got.headers
 
 
-async def test_the_head_of_what_never_ends_is_told_at_once(there: Site) -> None:
+async def test_head_of_event_stream_returns_at_once(there: Site) -> None:
     answer = await there.ask("HEAD", RECORDS, b"", **SSE)
     assert (answer.status, answer.body, answer.headers["log-tail"]) == (200, b"", "0")
     assert answer.headers["content-type"].startswith("text/event-stream")
 
 
-def test_a_piece_is_small_or_one_record() -> None:
+def test_event_piece_is_small_or_a_single_record() -> None:
     sizes = [1, 10, 10_000, 20_000, 100_000, 5, 5]
     block = pack_block([b"x" * size for size in sizes])
     records = Records((block,), Offset(1), Offset(6))
@@ -937,14 +935,14 @@ async def test_a_misspelt_condition_appends_nothing(
     assert log_of(there).tail == 0
 
 
-async def test_probes_may_say_what_they_like(there: Site) -> None:
-    """A balancer adds a word against caches, and a client what it says to all."""
+async def test_probes_ignore_unknown_query_fields_and_headers(there: Site) -> None:
+    """A load balancer may add a query field, and a client its usual headers."""
     headers = {"log-timeout-ms": "100", "log-nobody-knows": "1"}
     for path in ("/healthz?probe=1", "/readyz"):
         assert (await there.ask("GET", path, b"", **headers)).status == 200
 
 
-async def test_the_tails_of_many_logs_are_one_answer_or_go_on(there: Site) -> None:
+async def test_tails_of_many_logs_are_listed_or_watched(there: Site) -> None:
     for name in ("ns/one", "ns/two", "other/log"):
         there.core.cluster.make(name)
     there.core.cluster.log(LogName("ns", "one")).append(pack_block([b"x"] * 3), None)
@@ -956,7 +954,7 @@ async def test_the_tails_of_many_logs_are_one_answer_or_go_on(there: Site) -> No
         parts = stream.parts()
         first = json.loads(await anext(parts))
         assert (first["event"], [each["tail"] for each in first["tails"]]) == ("tails", [0])
-        assert "next_offset" not in first  # Who comes back is sent all of it again.
+        assert "next_offset" not in first  # A client that reconnects is sent all tails again.
         there.core.cluster.log(LogName("ns", "two")).append(pack_block([b"x"]), None)
         there.core.cluster.tell()
         news = json.loads(await anext(parts))

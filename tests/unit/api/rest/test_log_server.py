@@ -1,4 +1,4 @@
-"""Named logs over HTTP from strangers: bounded, whatever they send, and others go on."""
+"""Named logs over HTTP with untrusted clients: resources stay bounded and others are served."""
 
 import asyncio
 import json
@@ -67,12 +67,12 @@ async def there() -> AsyncIterator[There]:
     await server.close()
 
 
-async def test_off_loopback_it_wants_tls_and_a_token() -> None:
+async def test_unsecured_listener_off_loopback_is_refused() -> None:
     with raises_message(BadConfig):
         HttpConfig(Address("0.0.0.0", 0))
 
 
-async def test_nobody_without_the_token(tmp_path: Path) -> None:
+async def test_request_without_the_token_is_401(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text(TOKEN)
     file.chmod(0o600)
@@ -85,7 +85,7 @@ async def test_nobody_without_the_token(tmp_path: Path) -> None:
             answer = await client.get(path, **headers)
             assert (answer.status, answer.reason) == (401, "UNAUTHORIZED")
     assert (await client.get("/healthz")).status == (await client.get("/readyz")).status == 200
-    assert "version" not in (await client.get("/")).json  # It is open to everybody.
+    assert "version" not in (await client.get("/")).json  # The page needs no token.
     assert (await client.get(LOG, authorization=f"Bearer {TOKEN}")).status == 200
     assert len(core.asked) == 1
     await server.close()
@@ -109,7 +109,7 @@ ESCAPED = [
 ]
 
 
-async def test_no_escape_makes_another_path(there: There) -> None:
+async def test_percent_escaped_paths_are_not_found(there: There) -> None:
     for path in ESCAPED:
         answer = await there.client.get(path)
         assert (answer.status, answer.reason) == (404, "NOT_FOUND")
@@ -140,7 +140,7 @@ async def test_a_colon_may_be_escaped(there: There) -> None:
         assert (await there.client.ask("POST", f"{LOG}{escape}roll")).status == 200
 
 
-async def test_pages_of_others_may_only_look(there: There) -> None:
+async def test_pages_of_other_origins_may_only_read(there: There) -> None:
     others = {"origin": "http://evil.example"}
     for method, path in (("POST", f"{LOG}:seal"), ("DELETE", LOG), ("PUT", LOG)):
         answer = await there.client.ask(method, path, b"", **others)
@@ -151,14 +151,16 @@ async def test_pages_of_others_may_only_look(there: There) -> None:
     assert answer.status == 200
     answer = await there.client.get(LOG, **others)
     assert answer.status == 200
-    assert "access-control-allow-origin" not in answer.headers  # The page does not get to see it.
+    assert (
+        "access-control-allow-origin" not in answer.headers
+    )  # The browser hides the response from the page.
     assert (await there.client.get(LOG, host="evil.example")).status == 421
 
 
 # --- Sizes ------------------------------------------------------------------------------------
 
 
-async def test_a_body_is_refused_before_it_is_read(there: There) -> None:
+async def test_oversized_body_is_refused_before_it_is_read(there: There) -> None:
     said = f"POST {LOG}/records HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: {10**15}\r\n\r\n"
     answer = parse(await there.client.say(said.encode()))
     assert (answer.status, answer.reason) == (413, "TOO_LARGE")
@@ -174,7 +176,7 @@ async def test_a_body_is_refused_before_it_is_read(there: There) -> None:
 
 
 async def test_all_bodies_together_are_bounded(there: There) -> None:
-    """G8"""
+    """G8."""
     head = (
         f"POST {LOG}/records HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 9000\r\n"
         "expect: 100-continue\r\n\r\n"
@@ -184,7 +186,7 @@ async def test_all_bodies_together_are_bounded(there: There) -> None:
             reader, writer = await asyncio.open_connection(*_place(there))
             held.callback(writer.close)
             writer.write(head)
-            async with asyncio.timeout(DEADLINE_S):  # There is room for it from then on.
+            async with asyncio.timeout(DEADLINE_S):  # The server has reserved room for the body.
                 assert b" 100 " in await reader.readuntil(b"\r\n\r\n")
         answer = await there.client.ask("POST", f"{LOG}/records", b"x" * 9000, **RAW)
         assert (answer.status, answer.reason) == (503, "OVERLOADED")
@@ -197,7 +199,7 @@ async def test_all_bodies_together_are_bounded(there: There) -> None:
 
 @asynccontextmanager
 async def unread_answers(there: There, count: int) -> AsyncIterator[list[asyncio.StreamReader]]:
-    """Of two megabytes each: more than the system takes."""
+    """Requests responses of 2 MB each, more than the kernel buffers, and does not read them."""
     log = there.core.cluster.logs[LogName("ns", "log")]
     if not log.tail:
         log.append(pack_block([b"x" * 2_000_000]), None)
@@ -228,7 +230,7 @@ async def test_large_answers_together_are_bounded(
     assert len(answer.json["records"][0]["data"]) == 2_000_000
 
 
-async def test_who_takes_nothing_of_a_large_answer_makes_room(there: There) -> None:
+async def test_unread_large_response_is_dropped_to_make_room(there: There) -> None:
     async with unread_answers(there, 1) as (alone,), unread_answers(there, 1) as (other,):
         async with asyncio.timeout(DEADLINE_S):
             while (await there.client.get(f"{LOG}/records")).status != 200:
@@ -252,7 +254,7 @@ NO_REQUESTS = [
 ]
 
 
-async def test_what_is_no_request_is_a_problem_and_the_end(there: There) -> None:
+async def test_malformed_request_gets_a_problem_and_is_not_served(there: There) -> None:
     for said in NO_REQUESTS:
         answer = parse(await there.client.say(said))
         assert (answer.status, answer.reason) in (
@@ -276,10 +278,10 @@ async def test_what_is_no_request_is_a_problem_and_the_end(there: There) -> None
     ],
     ids=["head", "body"],
 )
-async def test_who_is_still_sending_hears_why_he_is_refused(
+async def test_client_still_sending_gets_the_refusal(
     monkeypatch: pytest.MonkeyPatch, said: bytes, status: int
 ) -> None:
-    """The connection ended with half of the body unread, and the response was lost with it."""
+    """Regression: closing a connection with an unread body lost the response."""
     monkeypatch.setattr(module, "_LINGER_S", DEADLINE_S)
     server = await RestServer.start(made(), HttpConfig(LOOPBACK), lambda _: "")
     loop = asyncio.get_running_loop()
@@ -298,10 +300,10 @@ async def test_who_is_still_sending_hears_why_he_is_refused(
     await server.close()
 
 
-async def test_unparsed_body_is_read_in_larger_turns_and_a_forgotten_one_waits(
+async def test_body_is_read_in_large_slices_and_paused_after_a_refusal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A body with a length, and what comes behind a refusal."""
+    """Covers a body with a length, and bytes sent after a refusal."""
     turns: list[tuple[bool, int, bool]] = []
     receive = module._HttpConnection.data_received
 
@@ -319,8 +321,8 @@ async def test_unparsed_body_is_read_in_larger_turns_and_a_forgotten_one_waits(
     assert answer.status == 201
     assert {reads for _, reads, _ in turns[1:-1]} == {
         128 * 1024
-    }  # The head waited to be looked at.
-    assert turns[-1][1] == 16 * 1024, "whatever is said next is looked at"
+    }  # The first turn has the head, which waits for admission.
+    assert turns[-1][1] == 16 * 1024, "the next request is parsed again"
     turns.clear()
     await client.say(b"GET / HTTP/1.1\r\nx : y\r\n\r\n" + bytes(100_000))
     forgotten = [turn for turn in turns if turn[0]]
@@ -330,10 +332,10 @@ async def test_unparsed_body_is_read_in_larger_turns_and_a_forgotten_one_waits(
 
 
 @pytest.mark.parametrize("is_sent", [False, True])
-async def test_who_asks_whether_to_send_a_body_is_let_go_when_he_is_refused(
+async def test_refused_expect_100_request_is_closed_promptly(
     there: There, monkeypatch: pytest.MonkeyPatch, *, is_sent: bool
 ) -> None:
-    """The connection stayed as long as a body might have come. A client that sends it gets the reason, too."""
+    """Regression: the connection stayed open for a body. A client that sends it gets the response, too."""
     monkeypatch.setattr(module, "_LINGER_S", 0.2 if is_sent else 2 * DEADLINE_S)
     path = f"POST {LOG}/records HTTP/1.1\r\nhost: 127.0.0.1\r\nexpect: 100-continue\r\n"
     body = bytes(5_000) if is_sent else b""
@@ -346,7 +348,7 @@ async def test_who_asks_whether_to_send_a_body_is_let_go_when_he_is_refused(
     assert not there.core.asked
 
 
-async def test_who_asks_whether_to_send_a_body_is_told_to(there: There) -> None:
+async def test_expect_100_request_gets_100_continue(there: There) -> None:
     async with asyncio.timeout(DEADLINE_S):
         reader, writer = await asyncio.open_connection(*_place(there))
         writer.write(
@@ -359,10 +361,10 @@ async def test_who_asks_whether_to_send_a_body_is_told_to(there: There) -> None:
         writer.close()
 
 
-async def test_who_was_told_to_send_a_body_that_is_too_long_hears_so(
+async def test_too_long_body_after_100_continue_gets_413(
     there: There, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While the client sends: closing the connection could lose the response."""
+    """The connection stays open while the client sends: closing it could lose the response."""
     monkeypatch.setattr(module, "_LINGER_S", 2 * DEADLINE_S)
     async with asyncio.timeout(DEADLINE_S):
         reader, writer = await asyncio.open_connection(*_place(there))
@@ -374,7 +376,7 @@ async def test_who_was_told_to_send_a_body_that_is_too_long_hears_so(
         await reader.readuntil(b"}")
         ending = asyncio.create_task(reader.read())
         assert (await there.client.get("/healthz")).status == 200
-        assert not ending.done(), "the server had its chance to hang up"
+        assert not ending.done(), "the server has not closed the connection"
         writer.write(b"0\r\n\r\n")
         await ending
         writer.close()
@@ -398,7 +400,7 @@ BOMBS = {
 
 
 @pytest.mark.parametrize("bomb", BOMBS)
-async def test_what_would_hold_up_everybody_is_not_read(there: There, bomb: str) -> None:
+async def test_request_with_too_many_parts_is_rejected(there: There, bomb: str) -> None:
     said = await there.client.say(BOMBS[bomb])
     if "behind another" in bomb:
         assert said.startswith(b"HTTP/1.1 200 OK")
@@ -411,7 +413,7 @@ async def test_what_would_hold_up_everybody_is_not_read(there: There, bomb: str)
 
 @pytest.fixture
 async def begun(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[list[int]]:
-    """In which round of the loop each request did, whatever the clock says."""
+    """The round of the loop in which each request started; time limits are disabled."""
     monkeypatch.setattr(loop_yield_queue, "_REST_S", 3600)
     monkeypatch.setattr(module, "_FIRST_WAITS_S_MAX", 3600)
     found: list[int] = []
@@ -426,10 +428,10 @@ async def begun(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[list[int]]:
     loop.end()
 
 
-async def test_of_requests_sent_in_one_go_others_are_served_in_between(
+async def test_pipelined_requests_start_several_rounds_apart(
     there: There, begun: list[int]
 ) -> None:
-    """Four hundred of them, on twenty connections, held everybody up for 85 ms."""
+    """Regression: 400 requests on 20 connections blocked the loop for 85 ms."""
     ask = "GET /healthz HTTP/1.1\r\nhost: 127.0.0.1\r\n%s\r\n"
     said = (ask % "" * 9 + ask % "connection: close\r\n").encode()
     answers = await asyncio.gather(*(there.client.say(said) for _ in range(3)))
@@ -437,10 +439,10 @@ async def test_of_requests_sent_in_one_go_others_are_served_in_between(
     assert all(b > a + module._ROUNDS_OF_REQUEST - 2 for a, b in pairwise(begun))
 
 
-async def test_of_those_who_come_at_once_one_begins_at_a_time(
+async def test_concurrent_connections_start_several_rounds_apart(
     there: There, begun: list[int]
 ) -> None:
-    """Whatever twenty asked for, all of it was read and begun in one round of the loop: 7 ms for everybody."""
+    """Regression: the requests of 20 connections started in one round of the loop, for 7 ms."""
     said = _HEAD + b"connection: close\r\n\r\n"
     answers = await asyncio.gather(*(there.client.say(said) for _ in range(7)))
     assert all(answer.startswith(b"HTTP/1.1 200") for answer in answers)
@@ -448,7 +450,9 @@ async def test_of_those_who_come_at_once_one_begins_at_a_time(
     assert all(b > a + module._ROUNDS_OF_REQUEST - 2 for a, b in pairwise(begun))
 
 
-async def test_who_has_sent_half_a_head_is_still_to_begin(there: There, begun: list[int]) -> None:
+async def test_connections_completing_a_head_start_several_rounds_apart(
+    there: There, begun: list[int]
+) -> None:
     async with asyncio.timeout(DEADLINE_S):
         halves = [await asyncio.open_connection(*_place(there)) for _ in range(5)]
         for _, writer in halves:
@@ -465,7 +469,7 @@ async def test_who_has_sent_half_a_head_is_still_to_begin(there: There, begun: l
     assert all(b > a + module._ROUNDS_OF_REQUEST - 2 for a, b in pairwise(begun))
 
 
-async def test_who_was_answered_waits_for_nobody_who_has_just_come(
+async def test_second_request_of_a_connection_skips_the_queue(
     there: There, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with asyncio.timeout(DEADLINE_S):
@@ -479,7 +483,7 @@ async def test_who_was_answered_waits_for_nobody_who_has_just_come(
         writer.close()
 
 
-async def test_however_many_come_at_once_none_waits_long_for_others(
+async def test_first_request_waits_a_bounded_time_for_admission(
     there: There, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loop_yield_queue, "_REST_S", 2 * DEADLINE_S)
@@ -490,17 +494,17 @@ async def test_however_many_come_at_once_none_waits_long_for_others(
     assert (await there.client.get("/healthz")).status == 200
 
 
-async def test_a_body_may_come_in_many_small_chunks(there: There) -> None:
+async def test_body_in_many_small_chunks_is_accepted(there: There) -> None:
     chunks = b"8\r\nxxxxxxx\n\r\n" * 1000 + b"0\r\n\r\n"
     said = _CHUNKED.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n") + chunks
     assert parse(await there.client.say(said)).status == 201
 
 
 @pytest.mark.parametrize("is_encrypted", [False, True])
-async def test_a_turn_reads_a_slice_of_what_is_said(
+async def test_chunked_body_is_read_in_bounded_slices(
     monkeypatch: pytest.MonkeyPatch, *, is_encrypted: bool
 ) -> None:
-    """Whatever had come was parsed at once: chunks of 32 bytes held everybody up for 42 ms."""
+    """Regression: all received bytes were parsed at once; 32-byte chunks blocked the loop for 42 ms."""
     sizes: list[int] = []
     receive = module._HttpConnection.data_received
 
@@ -521,12 +525,12 @@ async def test_a_turn_reads_a_slice_of_what_is_said(
     assert answer.status == 201
     assert len(core.cluster.logs[LogName("ns", "log")].blocks) == 1
     assert sum(sizes) > 20_000 * len(chunk)
-    assert max(sizes) <= 2 * 16 * 1024  # A record of TLS may have begun before.
+    assert max(sizes) <= 2 * 16 * 1024  # A TLS record may have started in the read before.
     await server.close()
 
 
 def parsed(*pieces: bytes) -> list[Any]:
-    """What a parser makes of them."""
+    """Returns the events that the parser makes of these bytes."""
     parser, events = module._Parser(), []
     for piece in pieces:
         parser.receive_data(piece)
@@ -538,7 +542,7 @@ def parsed(*pieces: bytes) -> list[Any]:
 CHUNKED = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
-def test_how_a_body_comes_in_pieces_decides_nothing() -> None:
+def test_parsing_does_not_depend_on_how_a_body_is_split() -> None:
     for head, body in (
         (b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 4000\r\n\r\n", b"0\r\n1" * 1000),
         (CHUNKED, b"bb8\r\n" + b"0\n" * 1500 + b"\r\n0\r\na: b\r\n\r\n"),
@@ -548,8 +552,8 @@ def test_how_a_body_comes_in_pieces_decides_nothing() -> None:
             assert isinstance(events[-1], h11.EndOfMessage)
 
 
-def test_a_body_may_come_in_a_chunk_for_each_line() -> None:
-    """However many, if they are lines of JSON and not bytes."""
+def test_chunks_of_at_least_32_bytes_are_unlimited() -> None:
+    """Shorter chunks are limited to 1024: a line of JSON is usually longer."""
     enough, less = b"20\r\n%s\r\n" % (b"x" * 32), b"1f\r\n%s\r\n" % (b"x" * 31)
     for chunks in (enough * 5000, (enough * 4 + less) * 1024):
         assert isinstance(parsed(CHUNKED, chunks, b"0\r\n\r\n")[-1], h11.EndOfMessage)
@@ -558,7 +562,7 @@ def test_a_body_may_come_in_a_chunk_for_each_line() -> None:
 
 
 @pytest.mark.parametrize("end", [b"0\r\n", b"000\r\n", b"0;a=b\r\n", b"0 \t\r\n"])
-def test_trailers_are_counted_however_they_come(end: bytes) -> None:
+def test_trailers_are_limited_however_the_bytes_are_split(end: bytes) -> None:
     some, many = b"a: b\r\n" * 99 + b"\r\n", b"a: b\r\n" * 101 + b"\r\n"
     for before in (b"", b"1\r\nx\r\n"):
         said = CHUNKED + before + end
@@ -570,8 +574,8 @@ def test_trailers_are_counted_however_they_come(end: bytes) -> None:
         assert isinstance(parsed(said + b"\r\n" + next_one)[-1], h11.EndOfMessage)
 
 
-async def test_header_that_decides_must_not_occur_twice(there: There) -> None:
-    """A proxy in between may have taken the other one."""
+async def test_repeated_header_or_query_field_is_rejected(there: There) -> None:
+    """A proxy on the way may have used the other value."""
 
     async def say(method: str, path: str, *headers: str) -> Answer:
         common = ("host: 127.0.0.1", "connection: close", f"content-type: {RAW['content-type']}")
@@ -619,8 +623,8 @@ async def test_only_query_fields_declared_as_lists_may_be_repeated(there: There)
     assert lists == {("/v1/owners", "log"), ("/v1/tails", "log"), ("/v1/tails", "prefix")}
 
 
-async def test_half_a_body_is_no_record(there: There) -> None:
-    """A client that dies within its request has requested nothing."""
+async def test_incomplete_body_appends_nothing(there: There) -> None:
+    """A client that dies before its request ends has requested nothing."""
     head = f"POST {LOG}/records HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: {RAW['content-type']}"
     for rest in (
         "content-length: 99\r\n\r\nhalf",
@@ -648,23 +652,23 @@ def _place(there: There) -> tuple[str, int]:
     return there.server.address.host, there.server.address.port
 
 
-async def test_idle_ones_make_room_for_those_who_come(there: There) -> None:
+async def test_idle_connections_make_room_for_new_ones(there: There) -> None:
     idle = [await asyncio.open_connection(*_place(there)) for _ in range(8)]
     for _ in range(20):
         assert (await there.client.get("/healthz")).status == 200
         assert there.connections <= 8
     async with asyncio.timeout(DEADLINE_S):
-        assert await idle[0][0].read() == b""  # The first one gave way.
+        assert await idle[0][0].read() == b""  # The server closed the oldest one.
     for _, writer in idle:
         writer.close()
 
 
-async def test_who_has_not_said_a_whole_head_makes_room_though_he_stands_in_line(
+async def test_queued_connection_with_half_a_head_makes_room(
     there: There, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A byte now and then kept each of them there, as it put the connection into the line again."""
+    """Regression: each further byte put such a connection back into the queue."""
     with monkeypatch.context() as patch:
-        halves = await _in_line_for_ever(there, patch, _HEAD)
+        halves = await _queue_for_ever(there, patch, _HEAD)
     assert (await there.client.get("/healthz")).status == 200
     async with asyncio.timeout(DEADLINE_S):
         assert await halves[0][0].read() == b""
@@ -672,17 +676,17 @@ async def test_who_has_not_said_a_whole_head_makes_room_though_he_stands_in_line
         writer.close()
 
 
-async def test_who_has_said_one_and_stands_in_line_does_not(
+async def test_queued_connection_with_a_whole_head_is_kept(
     there: There, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    waiting = await _in_line_for_ever(there, monkeypatch, _HEAD + b"\r\n")
+    waiting = await _queue_for_ever(there, monkeypatch, _HEAD + b"\r\n")
     assert await there.client.say(_HEAD + b"\r\n") == b""
     assert there.connections == 8
     for _, writer in waiting:
         writer.close()
 
 
-async def test_a_head_in_pieces_waits_no_longer_than_one_that_comes_at_once(
+async def test_head_in_pieces_shares_one_admission_time_limit(
     there: There, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: asyncio.Queue[float] = asyncio.Queue()
@@ -705,10 +709,10 @@ async def test_a_head_in_pieces_waits_no_longer_than_one_that_comes_at_once(
     writer.close()
 
 
-async def _in_line_for_ever(
+async def _queue_for_ever(
     there: There, patch: pytest.MonkeyPatch, said: bytes
 ) -> list[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """Eight, who have said that."""
+    """Opens eight connections that sent these bytes and wait in the admission queue."""
     in_line = asyncio.Semaphore(0)
 
     async def wait(*_: Any) -> None:
@@ -725,8 +729,8 @@ async def _in_line_for_ever(
     return callers
 
 
-async def test_the_system_takes_little_for_who_takes_nothing(there: There) -> None:
-    """Left to itself it took 4 MiB of the log for each follower."""
+async def test_unsent_bytes_in_the_kernel_are_limited(there: There) -> None:
+    """Without a limit the kernel buffers 4 MiB for each follower."""
     _, writer = await asyncio.open_connection(*_place(there))
     await there.client.get("/healthz")
     for connection in there.server._http._state.connections:
@@ -752,10 +756,9 @@ async def test_served_followers_stay_connected_when_others_wait(there: There) ->
         assert (await there.client.get("/healthz")).status == 200
 
 
-async def test_whoever_takes_nothing_is_hung_up_on(
+async def test_stalled_follower_is_closed_and_slow_one_is_kept(
     there: There, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And a client that reads slowly is not."""
     monkeypatch.setattr(module, "_EXCHANGE_S", 0.2)
     log = there.core.cluster.logs[LogName("ns", "log")]
     for _ in range(40):
@@ -780,7 +783,7 @@ async def test_whoever_takes_nothing_is_hung_up_on(
         each.close()
 
 
-async def test_slow_heads_and_bodies_have_their_time(
+async def test_slow_head_is_closed_and_slow_body_gets_408(
     there: There, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_EXCHANGE_S", 0.2)
@@ -791,7 +794,7 @@ async def test_slow_heads_and_bodies_have_their_time(
     assert (answer.status, answer.reason) == (408, "INVALID")
 
 
-async def test_whether_it_is_ready_is_asked_each_time() -> None:
+async def test_readiness_is_checked_on_every_probe() -> None:
     answers = iter((False, True))
     server = await RestServer.start(
         made(), HttpConfig(LOOPBACK), lambda _: "", is_ready=lambda: next(answers)
@@ -803,7 +806,7 @@ async def test_whether_it_is_ready_is_asked_each_time() -> None:
     await server.close()
 
 
-async def test_a_server_that_is_closed_lets_nobody_wait(there: There) -> None:
+async def test_closing_server_ends_its_followers(there: There) -> None:
     reader, writer = await asyncio.open_connection(*_place(there))
     follow = f"GET {LOG}/records HTTP/1.1\r\nhost: 127.0.0.1\r\naccept: text/event-stream\r\n\r\n"
     writer.write(follow.encode())
@@ -815,7 +818,7 @@ async def test_a_server_that_is_closed_lets_nobody_wait(there: There) -> None:
     assert not there.core.readers
 
 
-async def test_requests_behind_each_other_on_one_connection(there: There) -> None:
+async def test_pipelined_appends_are_all_applied(there: There) -> None:
     one = (
         f"POST {LOG}/records HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: {NDJSON['content-type']}"
     )

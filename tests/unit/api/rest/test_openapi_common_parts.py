@@ -1,4 +1,4 @@
-"""Names in OpenAPI stay when a class gets another one."""
+"""Names in OpenAPI stay the same when a class is renamed."""
 
 import pytest
 from pydantic import BaseModel

@@ -1,9 +1,9 @@
-"""HTTP is a true peer of gRPC: whatever can be asked at one door can be asked at the other, field by field.
+"""HTTP is a full peer of gRPC: each field of each call can be set through both interfaces.
 
-Requests are sent to every route, plain ones (`log_routes.py`) and those below, which name everything that they
-can. What the core is asked then has to have each field of each word in two ways at least; and whatever a request can
-name has to change what the core is asked. What is not so is in a table, with its reason, and a reason that holds
-no longer fails. (That words are the messages of the interface is checked where those are translated.)
+The tests send requests to every route: plain ones (`log_routes.py`), and those below, which set every parameter.
+Each field of each message must then reach the core with at least two values, and each parameter of a request must
+change the call to the core. Tables list the exceptions with their reasons; a stale reason fails the test. (The codec
+tests check that message classes match the protobuf messages.)
 """
 
 import json
@@ -63,7 +63,7 @@ _TOLD: Final = {
     "log-key": "k",
     "log-event-time-us": "5",
     "log-meta-*": "v",
-}  # The star is a name, too.
+}  # The star is a valid name.
 _CONDITION: Final = {"log-expected-offset": "3", "log-writer-epoch": "4"}
 
 
@@ -164,22 +164,22 @@ FULL = (
 
 NOT_OVER_HTTP: Final = {
     "AppendStream": "HTTP has connections, and requests that follow each other on one",
-    "GetTail.beyond": "servers wait so for each other's logs; others watch the tail",
-    "GetTail.wait_ms": "as `beyond`",
-    "ReadStream.at_tail": "where the log ends is asked once, and is where the range ends then",
+    "GetTail.beyond": "only servers wait for each other's logs; clients watch the tail",
+    "GetTail.wait_ms": "used together with `beyond`",
+    "ReadStream.at_tail": "the server reads the log's end once and makes it the end of the range",
 }
 ONLY_OVER_HTTP: Final = {
     "log-timeout-ms": "gRPC has deadlines of its own",
     "log-forward": "clients of gRPC find owners by themselves",
     "view": "gRPC asks GetLog of each, on one connection",
-    "encoding": "how the answer is written: gRPC has bytes",
-    "watch_tails.accept": "whether it goes on, and how it is written: clients of gRPC leave a stream",
-    "get_tail.last-event-id": "browsers come back to what is over; clients of gRPC do not",
-    "read_record.if-none-match": "a cache has it; gRPC has no caches",
+    "encoding": "the encoding of values in JSON: gRPC has bytes",
+    "watch_tails.accept": "a list or a stream, and its format: clients of gRPC cancel a stream",
+    "get_tail.last-event-id": "browsers reconnect to a stream that has ended; clients of gRPC do not",
+    "read_record.if-none-match": "caches send it; gRPC has no caches",
 }
 
 
-LEFT_OUT: Final = {  # By what the design page says of it.
+LEFT_OUT: Final = {  # Keys are the names on the design page.
     ":fork": ("POST", f"{LOG}:fork"),
     ":verify": ("POST", f"{LOG}:verify"),
     "L/stats": ("GET", f"{LOG}/stats"),
@@ -208,12 +208,12 @@ async def asked(there: Site) -> list[Asked]:
 
 
 async def _ask(there: Site, request: Route) -> tuple[Any, ...]:
-    """What the core is asked; it answers nothing, so that nothing changes."""
+    """Returns the calls to the core, which fails each one so that nothing changes."""
     there.core.asked.clear()
     there.core.failures.clear()
     there.core.cluster.logs.clear()
     name = request.core_name
-    if name == "read_stream":  # It is asked first where that begins.
+    if name == "read_stream":  # The start is looked up first, so the logs must exist.
         for log in ("ns/log", "ns2/log2"):
             there.core.cluster.make(log)
     there.core.failures[name].append(Overloaded())
@@ -242,7 +242,7 @@ def _leaves(word: Any, at: str) -> Iterator[tuple[str, Any]]:
             yield f"{at}.{each.name}", value
 
 
-async def test_every_field_of_every_method_can_be_said_over_http(asked: list[Asked]) -> None:
+async def test_every_method_field_can_be_set_over_http(asked: list[Asked]) -> None:
     seen: dict[str, list[Any]] = defaultdict(list)
     for each in asked:
         for word in each.words:
@@ -258,7 +258,7 @@ async def test_every_field_of_every_method_can_be_said_over_http(asked: list[Ask
         for field in fields(method.request):
             if len(seen[f"{method.name}.{field.name}"]) < 2:
                 lacking.add(f"{method.name}.{field.name}")
-    # Below the fields of words, too: conditions, configurations, records.
+    # Nested fields count, too: conditions, configurations, records.
     for word in ("UpdateLog.config", "Append.condition", "Seal.condition", "Append.block"):
         names = [name for name in seen if name.startswith(f"{word}.")]
         assert names
@@ -266,8 +266,8 @@ async def test_every_field_of_every_method_can_be_said_over_http(asked: list[Ask
     assert lacking == set(NOT_OVER_HTTP)
 
 
-async def test_what_neither_door_has_is_written_down(there: Site) -> None:
-    """With its reason, which is taken out when it is built."""
+async def test_calls_that_no_interface_has_are_documented(there: Site) -> None:
+    """The design page lists them with a reason until they are built."""
     page = (Path(rest.__file__).parent / "DESIGN.md").read_text()
     (reasons,) = re.findall(r"(?s)\*\*Left out\*\*.*?\n\n", page)
     assert set(re.findall(r"`([:/L][\w/:]+)` \(", reasons)) == set(LEFT_OUT)
@@ -278,12 +278,10 @@ async def test_what_neither_door_has_is_written_down(there: Site) -> None:
 
 
 def _is_servers(name: str) -> bool:
-    return name.endswith(".block.timestamp_us")  # Its half of a block.
+    return name.endswith(".block.timestamp_us")  # The server sets this field of a block.
 
 
-async def test_whatever_can_be_said_over_http_reaches_the_core(
-    there: Site, asked: list[Asked]
-) -> None:
+async def test_every_http_parameter_reaches_the_core(there: Site, asked: list[Asked]) -> None:
     reaches: dict[str, set[str]] = defaultdict(set)
     for each in asked:
         if each.request in FULL:
@@ -300,11 +298,11 @@ async def test_whatever_can_be_said_over_http_reaches_the_core(
         if (reason := ONLY_OVER_HTTP.get(each) or ONLY_OVER_HTTP.get(each.partition(".")[2]))
     }
     assert lacking == set(reasons)
-    assert set(reasons.values()) == set(ONLY_OVER_HTTP.values()), "a reason that holds no longer"
+    assert set(reasons.values()) == set(ONLY_OVER_HTTP.values()), "a stale reason"
 
 
 def _sayable(operation: Mapping[str, Any]) -> set[str]:
-    """Queries, headers, fields of a body. Paths are seen by two of each."""
+    """Returns query fields, headers and body fields; paths are covered by two requests each."""
     names = {each["name"] for each in operation.get("parameters", ()) if each["in"] != "path"}
     body = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
     names |= set(body.get("schema", {}).get("properties", {}))
@@ -327,6 +325,6 @@ def _each_left_out(request: Route) -> Iterator[tuple[str, Route]]:
             yield name, replace(request, body=json.dumps(kept).encode())
 
 
-async def test_a_range_of_time_is_of_what_follows_the_log(there: Site) -> None:
+async def test_until_timestamp_is_rejected_outside_a_stream(there: Site) -> None:
     answer: Answer = await there.get(f"{OTHER}/records?until_timestamp_us=5")
     assert (answer.status, answer.reason) == (400, "INVALID")

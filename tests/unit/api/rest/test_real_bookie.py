@@ -1,4 +1,4 @@
-"""A real bookie process: read and operated over HTTP and by the command line, while it takes adds."""
+"""A real bookie process, read and operated over HTTP and by the command line while it takes adds."""
 
 import asyncio
 import json
@@ -32,7 +32,7 @@ _READY = re.compile(r"ready: bookie bk-1 \(http on (\S+):(\d+)\) on (\S+):(\d+)"
 
 
 class Process:
-    """`rollbook server bookie --http`, with its log in a file."""
+    """A process `rollbook server bookie --http` with its log in a file."""
 
     def __init__(self, folder: Path, children: processes.Family) -> None:
         self.folder = folder
@@ -71,7 +71,7 @@ class Process:
         return await asyncio.to_thread(self._child.line, bookies.PATIENCE_S)
 
     def maps(self) -> str:
-        """What libraries the process has loaded."""
+        """Returns the memory map, which names the loaded libraries."""
         return Path(f"/proc/{self._child.pid}/maps").read_text()
 
     async def stop(self) -> int:
@@ -82,7 +82,7 @@ class Process:
         return [json.loads(line) for line in self.log.read_text().splitlines()]
 
     async def run(self, *arguments: str) -> Any:
-        """A command of `rollbook bookie`."""
+        """Runs a command of `rollbook bookie` and returns its output."""
         where = ("--http", str(self.http), "--token-file", str(self.token_file))
         return await asyncio.to_thread(shown, *arguments, *where)
 
@@ -105,7 +105,7 @@ async def bookie(tmp_path: Path) -> AsyncIterator[Process]:
 
 
 async def write(client: BookieClient) -> None:
-    """Ledgers 1 to `LEDGERS`, of `ENTRIES` entries of 1 KB."""
+    """Writes ledgers 1 to `LEDGERS`, each with `ENTRIES` entries of 1 KB."""
     left, done = ADDED, asyncio.Event()
 
     def on_adds(replies: AddReplies) -> None:
@@ -134,7 +134,7 @@ async def ended(client: Client, started: Answer) -> dict[str, Any]:
 
 
 async def refusal_of(client: BookieClient, add: bytes) -> type[RollbookError] | None:
-    """The error that an add is refused with, or None if it is taken."""
+    """Returns the error of an add, or None if it succeeded."""
     replies: asyncio.Queue[AddReplies] = asyncio.Queue()
     client.on_adds = replies.put_nowait
     client.send(add)
@@ -147,8 +147,8 @@ class Worked:
     """A bookie that took all entries and one read, fenced ledger 1 and refused an add to it."""
 
     bookie: Process
-    late_add: type[RollbookError] | None  # What the add to the fenced ledger was refused with.
-    samples: dict[str, float]  # Of its metrics right then.
+    late_add: type[RollbookError] | None  # The error of the add to the fenced ledger.
+    samples: dict[str, float]  # Its metrics after that.
 
 
 async def work(bookie: Process) -> Worked:
@@ -163,7 +163,7 @@ async def work(bookie: Process) -> Worked:
 
 @pytest.fixture(scope="module")
 def worked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worked]:
-    """Shared by the tests that leave its ledgers as they are."""
+    """Shared by the tests that do not change its ledgers."""
     with processes.family() as children:
         yield asyncio.run(work(Process(tmp_path_factory.mktemp("bookie"), children)))
 
@@ -187,7 +187,7 @@ def test_late_add_to_a_fenced_ledger_is_refused(worked: Worked) -> None:
         ("registered", 1),
     ],
 )
-def test_what_was_done_is_counted_exactly(worked: Worked, name: str, count: int) -> None:
+def test_metrics_count_requests_exactly(worked: Worked, name: str, count: int) -> None:
     assert worked.samples[f"rollbook_bookie_{name}"] == count
 
 
@@ -206,7 +206,7 @@ def test_bytes_syncs_and_memory_are_measured(worked: Worked, name: str, above: i
     assert worked.samples[name.replace("LEDGERS1", f"{worked.bookie.folder}/ledgers1")] > above
 
 
-async def test_every_page_answers(worked: Worked) -> None:
+async def test_every_documented_page_is_served(worked: Worked) -> None:
     http = worked.bookie.client
     document = (await http.get("/openapi.json")).json
     values = {"ledger_id": "1", "operation_id": "scrub-1"}
@@ -239,11 +239,13 @@ async def test_ledger_is_shown_and_verified(worked: Worked) -> None:
 
 
 @pytest.mark.parametrize("command", [("gc",), ("compact", "--minor")])
-async def test_work_that_is_ordered_is_done(worked: Worked, command: tuple[str, ...]) -> None:
+async def test_command_returns_when_its_work_is_done(
+    worked: Worked, command: tuple[str, ...]
+) -> None:
     assert (await worked.bookie.run(*command))["state"] == "done"
 
 
-async def test_mark_lies_after_all_entries(worked: Worked) -> None:
+async def test_journal_mark_is_after_all_entries(worked: Worked) -> None:
     assert (await worked.bookie.run("mark"))["active_position"] > ADDED * 1_000
 
 
@@ -269,8 +271,8 @@ async def test_read_only_bookie_is_ready_and_says_why(worked: Worked) -> None:
         await bookie.run("readonly", "off")
 
 
-async def test_the_log_tells_a_life_and_no_secrets(bookie: Process) -> None:
-    """And the pages end with the bookie: in order and soon, with connections open."""
+async def test_log_has_the_lifecycle_events_and_no_secrets(bookie: Process) -> None:
+    """The bookie also stops in order while connections are open."""
     assert "pydantic_core" in bookie.maps()
     async with await connect(bookie.address) as client:
         await client.call(EntryRead(LedgerId(7), EntryId(0), KEY, fence=True))
@@ -292,6 +294,6 @@ async def test_the_log_tells_a_life_and_no_secrets(bookie: Process) -> None:
     assert TOKEN not in bookie.log.read_text()
     assert KEY.hex() not in bookie.log.read_text()
 
-    # Without pages it does without their libraries.
+    # A bookie without pages does not load their libraries.
     assert "http" not in await bookie.start_with()
     assert "pydantic_core" not in bookie.maps()

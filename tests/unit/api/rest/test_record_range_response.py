@@ -1,4 +1,4 @@
-"""A range of records as JSON is made as it is taken, and no further; what it holds is counted."""
+"""A range of records is encoded as JSON only as fast as the client reads; its memory is counted."""
 
 import asyncio
 import json
@@ -35,7 +35,7 @@ SLICE = 64 * 1024
 
 
 class Client:
-    """Reads what it is sent while it may."""
+    """A client that reads while `takes` is set."""
 
     def __init__(self) -> None:
         self.takes = asyncio.Event()
@@ -65,7 +65,7 @@ class Client:
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The pieces that were made of all answers."""
+    """The number of records in each piece that was made, for all responses."""
     found: list[int] = []
 
     def counted(*about: Any) -> Iterator[RecordSlice]:
@@ -107,7 +107,7 @@ def serve(
     return asyncio.ensure_future(room.serve(response, scope, client.receive, client.send))
 
 
-async def test_it_is_one_object_in_pieces() -> None:
+async def test_range_is_one_json_object_sent_in_small_pieces() -> None:
     client = Client()
     await serve(client)
     assert client.is_ended
@@ -118,7 +118,7 @@ async def test_it_is_one_object_in_pieces() -> None:
     assert found == {"next_offset": end, "head": 0, "tail": end, "is_sealed": False}
 
 
-async def test_others_come_in_between_pieces(made: list[int]) -> None:
+async def test_loop_runs_between_pieces(made: list[int]) -> None:
     client, most = Client(), 0
     serving = serve(client)
     while not serving.done():
@@ -129,10 +129,10 @@ async def test_others_come_in_between_pieces(made: list[int]) -> None:
     assert most == 1
 
 
-async def test_others_come_in_however_many_blocks_there_are(
+async def test_loop_runs_between_pieces_of_many_small_blocks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One for each record: 10,000 headers were looked at first, which took 19 ms."""
+    """Regression: the headers of all 10,000 blocks were parsed before the first piece."""
     looked_at, most = 0, 0
     real = Block.__init__
 
@@ -157,7 +157,7 @@ async def test_others_come_in_however_many_blocks_there_are(
 async def test_new_readers_are_paced_until_they_have_read_enough(
     made: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(line, "_REST_S", 3600)  # Rounds alone count.
+    monkeypatch.setattr(line, "_REST_S", 3600)  # Only rounds are waited for.
     monkeypatch.setattr(newcomers, "_WAITS_S_MAX", 3600)
     in_line, loop, rounds = AdmissionQueue(ROUNDS), Loop(), list[int]()
     serving = asyncio.gather(*(serve(Client(), in_line=in_line) for _ in range(3)))
@@ -165,12 +165,12 @@ async def test_new_readers_are_paced_until_they_have_read_enough(
         rounds += [loop.rounds] * (len(made) - len(rounds))
         await asyncio.sleep(0)
     loop.end()
-    at_first = 3 * newcomers._UNTAKEN_BYTES_MAX // (32 * 1024)  # No piece is as large.
+    at_first = 3 * newcomers._UNTAKEN_BYTES_MAX // (32 * 1024)  # Each piece is smaller.
     assert all(b - a >= ROUNDS - 1 for a, b in pairwise(rounds[:at_first]))
     assert all(b - a < ROUNDS - 1 for a, b in pairwise(rounds[-at_first:]))
 
 
-async def test_one_piece_is_made_for_who_takes_nothing(made: list[int]) -> None:
+async def test_stalled_client_has_one_piece_made(made: list[int]) -> None:
     client = Client()
     client.takes.clear()
     serving = serve(client)
@@ -182,7 +182,7 @@ async def test_one_piece_is_made_for_who_takes_nothing(made: list[int]) -> None:
     assert sum(made) == COUNT
 
 
-async def test_nothing_more_is_made_for_who_has_left(made: list[int]) -> None:
+async def test_disconnected_client_has_no_more_pieces_made(made: list[int]) -> None:
     client = Client()
     serving = serve(client)
     while len(made) < 3:
@@ -193,11 +193,11 @@ async def test_nothing_more_is_made_for_who_has_left(made: list[int]) -> None:
     assert len(made) < 10
 
 
-async def test_nothing_more_is_made_for_who_is_hung_up_on(
+async def test_dropped_client_has_no_more_pieces_made(
     made: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(response_memory, "_PATIENCE_S", 0.01)
-    client, room = Client(), ResponseBackpressure(4 * 2**20)  # It holds more than half.
+    client, room = Client(), ResponseBackpressure(4 * 2**20)  # The response holds more than half.
     serving = serve(client, room=room)
     while len(made) < 3:
         await asyncio.sleep(0)
@@ -209,20 +209,20 @@ async def test_nothing_more_is_made_for_who_is_hung_up_on(
     assert room.bytes == 0
 
 
-async def test_nothing_is_made_for_who_is_refused(made: list[int]) -> None:
+async def test_range_beyond_the_memory_limit_is_refused_unmade(made: list[int]) -> None:
     client, room = Client(), ResponseBackpressure(2**20)
     await serve(client, room=room)
     assert (client.head["status"], made, room.bytes) == (503, [], 0)
 
 
-async def test_who_asks_for_the_head_alone_has_it(made: list[int]) -> None:
+async def test_head_request_gets_the_status_and_no_body(made: list[int]) -> None:
     client = Client()
     await serve(client, method="HEAD")
     assert (client.head["status"], client.body, len(made)) == (200, b"", 1)
     assert client.is_ended
 
 
-async def test_what_is_one_piece_says_how_long_it_is() -> None:
+async def test_range_of_one_piece_has_content_length() -> None:
     for values in ([b"x" * 10_000], [b"x" * 200_000], []):
         client = Client()
         blocks = (block_of(values, 5),) if values else ()
@@ -232,7 +232,7 @@ async def test_what_is_one_piece_says_how_long_it_is() -> None:
         assert [record["data"].encode() for record in records] == values
 
 
-async def test_of_a_large_range_the_first_record_is_a_small_answer(made: list[int]) -> None:
+async def test_first_record_of_a_large_block_is_one_small_piece(made: list[int]) -> None:
     client = Client()
     await serve(client, end=6)
     assert (b"content-length", b"%d" % len(client.body)) in client.head["headers"]
@@ -248,8 +248,8 @@ async def test_of_a_large_range_the_first_record_is_a_small_answer(made: list[in
         ([b""] * 50_000, Codec.NONE),
     ],
 )
-async def test_what_is_held_is_counted(values: list[bytes], codec: Codec) -> None:
-    """Unpacked, and as JSON: of a record that is written with six bytes for each of its own, too."""
+async def test_memory_held_by_a_range_is_counted(values: list[bytes], codec: Codec) -> None:
+    """Counts unpacked blocks and JSON, where a byte of a record may take six."""
     client, room = Client(), ResponseBackpressure(2**30)
     client.takes.clear()
     answer = answer_of(block_of(values, 5, codec), count=len(values))
@@ -266,7 +266,7 @@ async def test_what_is_held_is_counted(values: list[bytes], codec: Codec) -> Non
     assert len(json.loads(client.body)["records"]) == len(values)
 
 
-async def test_what_was_made_into_one_piece_is_held_no_more() -> None:
+async def test_block_is_released_once_its_piece_is_made() -> None:
     client, room = Client(), ResponseBackpressure(2**30)
     client.takes.clear()
     block = block_of([b"x" * 2_000_000], 5)
@@ -281,7 +281,7 @@ async def test_what_was_made_into_one_piece_is_held_no_more() -> None:
     assert held == len(client.body)
 
 
-async def test_blocks_that_nobody_wants_are_not_counted() -> None:
+async def test_blocks_outside_the_range_are_not_counted() -> None:
     blocks = [block_of([b"x" * 1_000_000], 5 + number) for number in range(3)]
     answer = replace(answer_of(*blocks, count=3), first_offset=Offset(6))
     client, room = Client(), ResponseBackpressure(2_000_000)
@@ -290,7 +290,7 @@ async def test_blocks_that_nobody_wants_are_not_counted() -> None:
     assert [record["offset"] for record in json.loads(client.body)["records"]] == [6]
 
 
-async def test_a_large_record_that_there_is_no_room_for_cuts_the_answer() -> None:
+async def test_large_record_beyond_the_memory_limit_cuts_the_response() -> None:
     small, large = [b"x" * 100] * 1000, [b"\x01" * 1_000_000, b"x"]
     answer = answer_of(block_of(small, 5), block_of(large, 1005), count=1002)
     client, room = Client(), ResponseBackpressure(5 * 2**20)
@@ -306,23 +306,23 @@ def damaged(block: bytes) -> bytes:
     return bytes(found)
 
 
-async def test_what_is_wrong_at_once_is_a_problem() -> None:
+async def test_damaged_first_block_raises_before_the_head() -> None:
     client, room = Client(), ResponseBackpressure(2**24)
     answer = answer_of(damaged(block_of(VALUES, 5)), count=COUNT)
-    with pytest.raises(BlockCorrupt):  # Of which the application makes one.
+    with pytest.raises(BlockCorrupt):  # The application turns it into a problem.
         await serve(client, answer, room=room)
     assert not client.head
     assert room.bytes == 0
 
 
-async def test_what_is_wrong_later_ends_an_answer_that_nobody_takes_for_whole() -> None:
+async def test_damaged_later_block_cuts_the_response_and_is_logged() -> None:
     halves = block_of(VALUES[:1000], 5), damaged(block_of(VALUES[1000:], 1005))
     client, room = Client(), ResponseBackpressure(2**24)
     with capture_logs() as logged:
         await serve(client, answer_of(*halves, count=COUNT), room=room)
     assert (client.head["status"], client.is_ended, room.bytes) == (200, False, 0)
     assert client.body.count(b'"offset"') > 500
-    with pytest.raises(ValueError, match=r"."):  # Without chunks (HTTP/1.0) this alone tells it.
+    with pytest.raises(ValueError, match=r"."):  # HTTP/1.0 has no other sign of a cut response.
         json.loads(client.body)
     (cut,) = logged
     assert (cut["event"], cut["path"]) == ("http_range_cut", "/v1/some-log")

@@ -1,4 +1,4 @@
-"""HTTP from strangers: nobody gets much, and nobody gets in without the token."""
+"""HTTP with untrusted clients: resources stay bounded, and requests need the token."""
 
 import asyncio
 import os
@@ -74,8 +74,8 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     return paths
 
 
-async def test_a_token_never_goes_unasked_for(token_file: str) -> None:
-    """A server made without its authenticator was open."""
+async def test_server_with_a_token_needs_an_authenticator(token_file: str) -> None:
+    """Regression: a server made without its authenticator served everybody."""
     for config in (
         HttpConfig(LOOPBACK, token_file=token_file),
         HttpConfig(LOOPBACK, knows_callers=True),
@@ -84,7 +84,7 @@ async def test_a_token_never_goes_unasked_for(token_file: str) -> None:
             await HttpServer.start(FastAPI(), config, (), None)
 
 
-# --- Where it may listen ----------------------------------------------------------------------
+# --- Listening --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "10.0.0.1", "::", "bookie.example"])
@@ -98,11 +98,11 @@ def test_off_loopback_tls_and_a_token_are_needed(host: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.3.2.1", "::1", "localhost"])
-def test_loopback_is_free(host: str) -> None:
+def test_loopback_needs_no_tls_or_token(host: str) -> None:
     HttpConfig(Address(host, 8001))
 
 
-async def test_a_taken_port_is_told() -> None:
+async def test_occupied_port_is_reported() -> None:
     server = await AdminServer.start(FakeAdmin(), HttpConfig(LOOPBACK))
     try:
         with raises_message(BadConfig):
@@ -118,13 +118,13 @@ def read_token(path: str) -> str:
 
 
 def test_a_token_is_read_from_a_private_file(token_file: str, tmp_path: Path) -> None:
-    """G7"""
+    """G7."""
     assert read_token(token_file) == TOKEN
     os.chmod(token_file, 0o604)
     with pytest.raises(BadConfig, match="others may read"):
         read_token(token_file)
     os.chmod(token_file, 0o640)
-    if os.geteuid() == 0:  # A secret of root's may be shared with a group (Kubernetes, Compose).
+    if os.geteuid() == 0:  # A secret owned by root may be group-readable (Kubernetes, Compose).
         assert read_token(token_file) == TOKEN
         os.chown(token_file, 65_534, -1)
     with pytest.raises(BadConfig, match="others may read"):
@@ -142,10 +142,10 @@ def test_a_token_is_read_from_a_private_file(token_file: str, tmp_path: Path) ->
         )
 
 
-# --- Who may ask ------------------------------------------------------------------------------
+# --- Access -----------------------------------------------------------------------------------
 
 
-async def test_the_token_opens_and_nothing_else_does(client: Client) -> None:
+async def test_only_the_exact_token_is_accepted(client: Client) -> None:
     wrong: tuple[dict[str, str], ...] = (
         {},
         {"authorization": "Bearer"},
@@ -170,7 +170,7 @@ async def test_the_token_opens_and_nothing_else_does(client: Client) -> None:
     assert (await client.get(f"{STATE}?token={TOKEN}")).status == 401
 
 
-async def test_a_new_token_counts_at_once_and_a_bad_one_never(
+async def test_changed_token_file_applies_at_once_unless_invalid(
     client: Client, token_file: str
 ) -> None:
     async def statuses(*tokens: str) -> list[int]:
@@ -193,7 +193,7 @@ async def test_probes_need_no_token(client: Client) -> None:
 
 
 async def test_without_a_token_only_loopback_names_are_served() -> None:
-    """A page that had its own name point here could read and change things else."""
+    """Else a page whose host name resolves to this server could read and change things."""
     server = await AdminServer.start(FakeAdmin(), HttpConfig(LOOPBACK))
     client, port = Client(server.address), server.address.port
     try:
@@ -206,7 +206,9 @@ async def test_without_a_token_only_loopback_names_are_served() -> None:
         await server.close()
 
 
-async def test_over_tls(certificate: tuple[str, str], token_file: str) -> None:
+async def test_tls_serves_https_only_and_needs_a_valid_certificate(
+    certificate: tuple[str, str], token_file: str
+) -> None:
     config = HttpConfig(LOOPBACK, token_file, TlsFiles(*certificate))
     server = await AdminServer.start(FakeAdmin(), config)
     try:
@@ -222,7 +224,7 @@ async def test_over_tls(certificate: tuple[str, str], token_file: str) -> None:
         await AdminServer.start(FakeAdmin(), broken)
 
 
-# --- How much they may ask --------------------------------------------------------------------
+# --- Limits -----------------------------------------------------------------------------------
 
 
 async def test_large_bodies_are_refused_unread(client: Client) -> None:
@@ -237,7 +239,9 @@ async def test_large_bodies_are_refused_unread(client: Client) -> None:
     head = f"PUT {path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {TOKEN}\r\n"
     chunk = b"10000\r\n" + bytes(65_536) + b"\r\n"
     chunked = await client.say(f"{head}transfer-encoding: chunked\r\n\r\n".encode() + 3 * chunk)
-    assert not chunked or parse(chunked).status == 413  # The system may drop it with the rest.
+    assert (
+        not chunked or parse(chunked).status == 413
+    )  # The kernel may drop the response at the reset.
 
 
 async def test_a_body_is_not_read_before_the_token_is_shown(client: Client) -> None:
@@ -261,7 +265,7 @@ async def test_a_body_is_not_read_before_the_token_is_shown(client: Client) -> N
         b"GET / HTTP/1.1\r\nhost: x\r\nupgrade: websocket\r\nconnection: upgrade\r\n\r\n",
     ],
 )
-async def test_what_is_no_request_is_hung_up_on(
+async def test_malformed_request_is_refused_and_the_server_survives(
     client: Client, data: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as impatient:
@@ -271,7 +275,9 @@ async def test_what_is_no_request_is_hung_up_on(
     assert (await client.get("/health")).status == 200
 
 
-async def test_noise_changes_nothing(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_corrupted_requests_are_refused(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     chance = random.Random(8001)
     good = f"PUT {STATE}/readonly HTTP/1.1\r\nhost: x\r\nauthorization: Bearer y\r\n\r\n".encode()
 
@@ -292,7 +298,7 @@ async def test_noise_changes_nothing(client: Client, monkeypatch: pytest.MonkeyP
     assert (await client.get("/health")).status == 200
 
 
-async def test_whoever_takes_too_long_is_hung_up_on(
+async def test_slow_request_is_closed_and_slow_body_gets_408(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_EXCHANGE_S", 0.3)
@@ -308,10 +314,10 @@ async def test_whoever_takes_too_long_is_hung_up_on(
     assert (answer.status, answer.reason) == (408, "INVALID")
 
 
-async def test_whoever_does_not_read_is_hung_up_on(
+async def test_client_that_reads_nothing_is_closed(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Many requests at once, and not one answer taken."""
+    """It sends many requests and reads no response."""
     monkeypatch.setattr(module, "_EXCHANGE_S", 0.5)
     ask = f"GET /metrics HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {TOKEN}\r\n\r\n".encode()
     _, writer = await asyncio.open_connection(client.address.host, client.address.port, limit=1_024)
@@ -334,8 +340,8 @@ async def test_connections_are_bounded(client: Client) -> None:
     held = [await asyncio.open_connection(*place) for _ in range(module._CONNECTIONS_MAX)]
     reader, writer = held[-1]
     writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
-    assert b"200 OK" in await reader.readline()  # All of them are served,
-    assert await client.say(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n") == b""  # and no other.
+    assert b"200 OK" in await reader.readline()  # The last one within the limit is served.
+    assert await client.say(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n") == b""  # The next is not.
     for _, writer in held:
         writer.close()
     async with asyncio.timeout(DEADLINE_S):
@@ -351,7 +357,7 @@ async def test_one_connection_serves_several_requests(client: Client) -> None:
     assert (await client.say(one + one + last)).count(b"200 OK") == 3
 
 
-async def test_a_server_ends_with_connections_open(token_file: str) -> None:
+async def test_server_closes_with_connections_open(token_file: str) -> None:
     server = await AdminServer.start(FakeAdmin(), HttpConfig(LOOPBACK, token_file=token_file))
     held = [
         await asyncio.open_connection(server.address.host, server.address.port) for _ in range(3)

@@ -1,4 +1,4 @@
-"""What an open page is sent."""
+"""The events that an open page is sent."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from rollbook.api.dashboard.core.markup import element
 
 
 @pytest.mark.parametrize("text", ["", "a1.b2", "a1;7", ";0", "a1.b2;9223372036854775807"])
-def test_an_id_names_what_a_page_has(text: str) -> None:
+def test_page_state_round_trips_through_its_id(text: str) -> None:
     assert str(PageState.parse(text)) == text
 
 
@@ -17,7 +17,7 @@ def test_hostile_page_state_is_ignored(text: str) -> None:
     assert PageState.parse(text) == PageState()
 
 
-def test_only_what_has_changed_is_sent() -> None:
+def test_only_changed_parts_are_sent() -> None:
     """DB5."""
     one, two = live("one", "1"), live("two", "2")
     seen = PageState.of([one, two], None)
@@ -32,9 +32,11 @@ def test_only_what_has_changed_is_sent() -> None:
         ).encode()
     )
     assert event_for(now, [one, changed], None) == (now, b"")
-    assert event_for(seen, [one, changed], None) == (now, event), "a page that missed it"
+    assert event_for(seen, [one, changed], None) == (now, event), (
+        "a page that missed the event gets it"
+    )
     assert b"#one" in event_for(PageState(), [one, changed], None)[1], (
-        "a page of which nothing is known"
+        "a page of unknown state gets every part"
     )
 
 

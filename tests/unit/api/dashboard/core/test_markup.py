@@ -1,4 +1,4 @@
-"""Whatever a name is, a page shows it as text."""
+"""Pages show any name as text."""
 
 import html.parser
 
@@ -31,7 +31,7 @@ class Reader(html.parser.HTMLParser):
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_what_anybody_may_have_named_so_is_text(name: str) -> None:
+def test_hostile_text_is_escaped(name: str) -> None:
     """DB1."""
     text = HOSTILE[name]
     reader = Reader()
@@ -42,13 +42,13 @@ def test_what_anybody_may_have_named_so_is_text(name: str) -> None:
     assert len(shown(text)) <= TEXT_MAX + 30
 
 
-def test_what_cannot_be_seen_is_shown_by_its_number() -> None:
+def test_invisible_characters_are_shown_by_code_point() -> None:
     assert shown("a\u202eb\x00c") == "a\\u{202e}b\\u{0}c"
     assert shown("ümläut 日本") == "ümläut 日本"
     assert shown("x" * 301).endswith("… (301 characters)")
 
 
-def test_children_and_attributes() -> None:
+def test_element_renders_children_and_attributes() -> None:
     found = element(
         "a", ["x", 1234, None, element("br")], attributes={"b": True, "c": None, "d": ""}
     )

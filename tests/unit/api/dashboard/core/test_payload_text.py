@@ -1,4 +1,4 @@
-"""Bytes as people read them."""
+"""Bytes are shown as readable text, and secrets are hidden."""
 
 import json
 
@@ -21,7 +21,7 @@ from rollbook.recovery.core.callback_queue import RegisteredCallback, pack_callb
         (Form.TEXT, b"", 0, ""),
     ],
 )
-def test_a_value_is_shown_in_the_form_that_is_wanted(
+def test_value_is_shown_in_the_requested_form(
     form: Form, value: bytes, size: int, shown: str
 ) -> None:
     assert value_in(form, value, size) == shown
@@ -76,7 +76,7 @@ def test_no_secret_of_a_node_is_shown(value: bytes) -> None:
     assert "s3cret" not in node_text(value)
 
 
-def test_the_rest_of_a_node_is_shown() -> None:
+def test_node_text_without_secrets_is_shown() -> None:
     assert node_text(b"") == "(empty)"
     assert node_text(b"4\nbookieHost: b\n") == "4\nbookieHost: b"
     assert json.loads(node_text(b'{"secret": 1, "rack": "r"}')) == {"secret": HIDDEN, "rack": "r"}
@@ -94,14 +94,14 @@ def test_the_rest_of_a_node_is_shown() -> None:
 
 
 @pytest.mark.parametrize("depth", [101, 600, 5000, 200_000])
-def test_json_that_is_nested_deeply_is_named(depth: int) -> None:
+def test_deeply_nested_json_is_replaced_by_its_size(depth: int) -> None:
     said = f"({2 * depth:,} bytes of JSON that is nested too deeply)"
     assert node_text(b"[" * depth + b"]" * depth) == said
     assert "s3cret" not in node_text(b'{"a":' * depth + b'"s3cret"' + b"}" * depth)
 
 
-def test_a_callback_shows_neither_its_secret_nor_its_url() -> None:
-    """DB4: the path of a URL is often a secret, too."""
+def test_callback_node_hides_its_secret_and_url() -> None:
+    """DB4: the path of a URL often is a secret."""
     shown = node_text(
         pack_callback(RegisteredCallback("5f" * 16, "https://h/5ec3e7-path", "5ec3e7-key"))
     )

@@ -1,11 +1,11 @@
-"""What the overview's charts are drawn from."""
+"""The samples behind the overview's charts."""
 
 from rollbook.api.dashboard.core.samples import KEPT, Counted, Samples
 
 INF = float("inf")
 
 
-def test_what_is_wanted_is_taken_from_the_text() -> None:
+def test_wanted_metrics_are_parsed_from_the_text() -> None:
     """DB7."""
     text = (
         "# TYPE rollbook_log_appended_records_total counter\n"
@@ -18,7 +18,7 @@ def test_what_is_wanted_is_taken_from_the_text() -> None:
     assert Counted.parse(text) == Counted({"appended_records_total": 12.0}, {0.5: 3.0, INF: 4.0})
 
 
-def test_rates_are_of_all_servers_and_a_new_start_is_none_below_zero() -> None:
+def test_rate_sums_servers_and_restarts_count_from_zero() -> None:
     """DB7."""
     samples = Samples()
     samples.add(10, {"a": Counted({"appended_records_total": 100}, {})})
@@ -26,7 +26,7 @@ def test_rates_are_of_all_servers_and_a_new_start_is_none_below_zero() -> None:
     assert samples.newest.values == (None, None, None, None)
     b = Counted({"appended_records_total": 5000}, {})
     samples.add(12, {"a": Counted({"appended_records_total": 120}, {}), "b": b})
-    assert samples.newest.values[0] == 10.0, "what b counted before it was seen is no rate"
+    assert samples.newest.values[0] == 10.0, "the first count of server b is not part of the rate"
     started = {"a": Counted({"appended_records_total": 4}, {}), "b": b}
     samples.add(14, started)
     assert samples.newest.values[0] == 2.0
@@ -34,7 +34,7 @@ def test_rates_are_of_all_servers_and_a_new_start_is_none_below_zero() -> None:
     assert samples.newest.values == (None, None, None, None)
 
 
-def test_p99_is_of_the_appends_since_the_sample_before() -> None:
+def test_p99_covers_the_appends_since_the_last_sample() -> None:
     samples = Samples()
     samples.add(2, {"a": Counted({}, {0.1: 100, 0.5: 100, INF: 100})})
     samples.add(4, {"a": Counted({}, {0.1: 100, 0.5: 200, INF: 200})})
@@ -42,8 +42,8 @@ def test_p99_is_of_the_appends_since_the_sample_before() -> None:
     assert samples.newest.values[3] == 500.0
 
 
-def test_no_more_than_a_quarter_of_an_hour_is_kept() -> None:
-    """DB7: 450 samples, however long it runs and however clocks jump."""
+def test_number_of_kept_samples_is_bounded() -> None:
+    """DB7: 450 samples (15 minutes) are kept, also when the clock goes back."""
     samples = Samples()
     for second in range(0, 4 * KEPT, 2):
         samples.add(second, {})

@@ -1,4 +1,4 @@
-"""When a session ends, and whose it is."""
+"""Sessions: when they end, their IDs and secrets, and their number."""
 
 from itertools import count
 
@@ -30,7 +30,7 @@ def test_a_session_ends_when_it_is_old_or_idle() -> None:
     assert site.sessions.find(busy.id) is None
 
 
-def test_ids_and_secrets_are_drawn_and_compared() -> None:
+def test_session_ids_and_secrets_are_generated_and_checked() -> None:
     """DB2: a browser cannot choose them."""
     site = Site()
     session = site.sessions.begin("the token", None)
@@ -43,7 +43,7 @@ def test_ids_and_secrets_are_drawn_and_compared() -> None:
     assert site.sessions.find(session.id) is None
 
 
-def test_their_number_is_bounded() -> None:
+def test_number_of_sessions_is_bounded() -> None:
     site = Site()
     first = site.sessions.begin("", None)
     second = site.sessions.begin("", None)

@@ -1,4 +1,4 @@
-"""One sentence says what is wrong, the worst first."""
+"""The health sentence names the worst problem."""
 
 from typing import Any
 
@@ -52,7 +52,7 @@ DOWN = [{"kind": "bookie", "id": f"bk-{number}", "state": "down"} for number in 
         ({"members": DOWN}, {"ledgers_unrecoverable": 2}, "bad", "2 ledgers", "/ledgers/bad"),
     ],
 )
-def test_the_worst_is_said(
+def test_worst_problem_is_shown(
     health: dict[str, Any], recovery: dict[str, Any], level: str, text: str, link: str
 ) -> None:
     found = sentence_of(HEALTH | health, RECOVERY | recovery)

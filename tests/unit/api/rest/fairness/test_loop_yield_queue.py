@@ -1,4 +1,4 @@
-"""Of all who are in line one goes at a time, and others have the loop in between."""
+"""The admission queue admits one waiter at a time, with rounds of the loop in between."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -25,38 +25,38 @@ def no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(line, "_REST_S", 3600)
 
 
-async def gone_at(line: AdmissionQueue, loop: Loop, patience_s: float | None = None) -> int:
+async def admitted_at(line: AdmissionQueue, loop: Loop, patience_s: float | None = None) -> int:
     await line.wait(patience_s)
     return loop.rounds
 
 
 @pytest.mark.usefixtures("no_clock")
-async def test_however_many_come_one_goes_in_so_many_rounds(loop: Loop) -> None:
+async def test_waiters_are_admitted_one_per_interval_in_order(loop: Loop) -> None:
     line = AdmissionQueue(ROUNDS)
-    found = await asyncio.gather(*(gone_at(line, loop) for _ in range(20)))
-    gaps = [b - a for a, b in pairwise(found)]  # Who waits goes on in the round behind.
+    found = await asyncio.gather(*(admitted_at(line, loop) for _ in range(20)))
+    gaps = [b - a for a, b in pairwise(found)]  # A waiter runs in the round after its admission.
     assert gaps == [ROUNDS + 1, *[ROUNDS] * 18], "first come, first served"
 
 
 @pytest.mark.usefixtures("no_clock")
-async def test_whoever_finds_nobody_goes_at_once(loop: Loop) -> None:
+async def test_empty_queue_admits_at_once(loop: Loop) -> None:
     line = AdmissionQueue(ROUNDS)
     for _ in range(3):
         before = loop.rounds
-        assert await gone_at(line, loop) == before
+        assert await admitted_at(line, loop) == before
         while loop.rounds <= before + ROUNDS:
             await asyncio.sleep(0)
-    before = await gone_at(line, loop)
-    assert await gone_at(line, loop) >= before + ROUNDS - 1, "somebody has just gone"
+    before = await admitted_at(line, loop)
+    assert await admitted_at(line, loop) >= before + ROUNDS - 1, "a caller was admitted just before"
 
 
-async def test_a_loop_with_work_goes_round_once_for_each(loop: Loop) -> None:
+async def test_busy_loop_admits_a_waiter_within_two_rounds(loop: Loop) -> None:
     loop.work_s = line._REST_S
-    found = await asyncio.gather(*(gone_at(one, loop) for one in [AdmissionQueue(ROUNDS)] * 5))
+    found = await asyncio.gather(*(admitted_at(one, loop) for one in [AdmissionQueue(ROUNDS)] * 5))
     assert all(b - a <= 2 for a, b in pairwise(found))
 
 
-async def test_patience_ends_a_wait_and_the_place_in_line(
+async def test_time_out_ends_a_wait_and_leaves_the_queue(
     loop: Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(line, "_REST_S", 3600)
@@ -67,11 +67,11 @@ async def test_patience_ends_a_wait_and_the_place_in_line(
 
 
 @pytest.mark.usefixtures("no_clock")
-async def test_whoever_leaves_the_line_holds_up_nobody(loop: Loop) -> None:
+async def test_cancelled_waiter_does_not_delay_the_next(loop: Loop) -> None:
     line = AdmissionQueue(ROUNDS)
     await line.wait()
     before = loop.rounds
-    first, second, third = (asyncio.create_task(gone_at(line, loop)) for _ in range(3))
+    first, second, third = (asyncio.create_task(admitted_at(line, loop)) for _ in range(3))
     await asyncio.sleep(0)
     second.cancel()
     async with asyncio.timeout(30):

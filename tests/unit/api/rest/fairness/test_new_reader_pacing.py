@@ -1,4 +1,4 @@
-"""A client that has not shown that it reads is sent a piece at a time, and others are served in between."""
+"""A new client is sent one piece at a time until it has shown that it reads."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Generator
@@ -38,7 +38,7 @@ async def loop() -> AsyncGenerator[Loop, None]:
 
 @pytest.fixture
 def no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A wait ends with its rounds, however long the machine halts."""
+    """Makes waits end by rounds of the loop alone, not by time."""
     monkeypatch.setattr(line, "_REST_S", 3600)
     monkeypatch.setattr(newcomers, "_WAITS_S_MAX", 3600)
 
@@ -49,7 +49,7 @@ async def rounds_of_a_wait(newcomer: Newcomer, loop: Loop) -> int:
     return loop.rounds - before
 
 
-async def test_whoever_took_what_nothing_could_hold_for_him_waits_no_more(loop: Loop) -> None:
+async def test_new_reader_that_read_enough_is_not_paced(loop: Loop) -> None:
     busy = AdmissionQueue(10)
     newcomer = Newcomer(busy)
     await busy.wait()
@@ -61,10 +61,10 @@ async def test_whoever_took_what_nothing_could_hold_for_him_waits_no_more(loop: 
     assert await rounds_of_a_wait(newcomer, loop) > 0
 
 
-async def test_what_a_newcomer_waits_is_bounded_however_slow_the_loop_is(
+async def test_total_wait_of_a_new_reader_is_bounded(
     loop: Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And however many are in line."""
+    """The bound holds for a slow loop and a long queue."""
     monkeypatch.setattr(line, "_REST_S", 3600)
     monkeypatch.setattr(newcomers, "_WAITS_S_MAX", 0.001)
     endless = AdmissionQueue(10**9)
@@ -76,12 +76,12 @@ async def test_what_a_newcomer_waits_is_bounded_however_slow_the_loop_is(
     assert await rounds_of_a_wait(newcomer, loop) > 0
 
 
-# --- As followers of HTTP ---------------------------------------------------------------------
+# --- HTTP followers ---------------------------------------------------------------------------
 
 
 @dataclass
 class Piece:
-    """Of records, as it is sent to a client."""
+    """A piece with records, as it is sent to a client."""
 
     of: Any
     round: int
@@ -103,10 +103,10 @@ def pieces(monkeypatch: pytest.MonkeyPatch, loop: Loop) -> list[Piece]:
 
 
 @pytest.mark.usefixtures("no_clock")
-async def test_followers_who_come_at_once_do_not_hold_up_others(
+async def test_pieces_of_new_followers_are_sent_rounds_apart(
     there: Site, pieces: list[Piece]
 ) -> None:
-    """A piece was sent to each of them in one round of the loop, or all of it to eight of them."""
+    """Regression: each of them was sent a piece in the same round of the loop."""
     log_of(there).append(pack_block([b"x" * 700] * 300), None)
     answers = await asyncio.gather(*(there.get(TO_THE_TAIL, **SSE) for _ in range(20)))
     assert all(answer.body.count(b"x" * 700) == 300 for answer in answers)
@@ -116,7 +116,7 @@ async def test_followers_who_come_at_once_do_not_hold_up_others(
 
 
 @pytest.mark.usefixtures("no_clock")
-async def test_a_follower_who_takes_what_he_is_told_goes_on_at_his_own_pace(
+async def test_follower_that_read_enough_is_no_longer_paced(
     there: Site, pieces: list[Piece]
 ) -> None:
     log_of(there).append(pack_block([b"x" * 1000] * 1000), None)
@@ -130,8 +130,10 @@ async def test_a_follower_who_takes_what_he_is_told_goes_on_at_his_own_pace(
     assert told > 2 * MUCH
 
 
-async def test_news_of_a_log_wait_for_nothing(there: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second ones, too: they had waited with the newcomers, behind all that had been sent before them."""
+async def test_records_at_the_tail_are_not_paced(
+    there: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: from the second record on, they waited in the queue of new readers."""
     monkeypatch.setattr(Newcomer, "wait", lambda _: asyncio.Event().wait())
     async with there.open("GET", f"{LOG}/records", b"", **SSE) as one:
         parts = one.parts()
@@ -142,10 +144,10 @@ async def test_news_of_a_log_wait_for_nothing(there: Site, monkeypatch: pytest.M
                     pass
 
 
-async def test_no_more_hold_what_is_told_than_have_a_turn(
+async def test_only_followers_with_a_turn_hold_pieces(
     there: Site, loop: Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where a round of the loop took a millisecond, 115 of 300 held theirs after 20 s, and 5 had been sent theirs."""
+    """Regression: with rounds of 1 ms, 115 of 300 followers held pieces after 20 s."""
     held = most = 0
     real = event_streams._pieces
 
@@ -160,7 +162,7 @@ async def test_no_more_hold_what_is_told_than_have_a_turn(
 
     monkeypatch.setattr(event_streams, "_pieces", counted)
     begin = loop.rounds
-    # So that all its timers go by rounds: with thirteen of them for a follower its turn would be over.
+    # The loop's time advances with its rounds; a follower's turn would end after ten rounds.
     monkeypatch.setattr(
         asyncio.get_running_loop(),
         "time",
@@ -175,7 +177,7 @@ async def test_no_more_hold_what_is_told_than_have_a_turn(
 
 
 @pytest.mark.parametrize("ends", ["he leaves", "the server closes"])
-async def test_a_newcomer_who_goes_while_he_waits_leaves_nothing_behind(
+async def test_new_reader_that_leaves_while_waiting_frees_everything(
     there: Site, monkeypatch: pytest.MonkeyPatch, ends: str
 ) -> None:
     waits = asyncio.Event()

@@ -1,4 +1,4 @@
-"""What many followers may have together, and that nobody waits for one who gets nothing."""
+"""Followers share a limited number of turns, and a stalled one does not delay the others."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -33,7 +33,7 @@ class Reader:
         self.word: ReadStream | None = None
         self.may_answer = asyncio.Event()
         self.may_answer.set()
-        self._events = iter(events)  # A resumed read continues.
+        self._events = iter(events)  # A resumed read continues with the next event.
 
     async def read(self) -> AsyncGenerator[Any, None]:
         self.is_open = True
@@ -41,7 +41,7 @@ class Reader:
             for event in self._events:
                 self.is_asked = True
                 await self.may_answer.wait()
-                await asyncio.sleep(0)  # Others have their chance.
+                await asyncio.sleep(0)  # Lets other tasks run.
                 yield event
         finally:
             self.is_open = False
@@ -63,7 +63,7 @@ def take(turns: ReaderTurns, reader: Reader, asked: ReadStream = ASKED) -> Event
 
 
 async def anything_but_progress(events: Events) -> Any:
-    """However many heartbeats come before it, where this process stands still."""
+    """Skips heartbeats, which a paused process may have sent first."""
     async for event in events:
         if not isinstance(event, Progress):
             return event
@@ -75,20 +75,20 @@ async def settled() -> None:
         await asyncio.sleep(0)
 
 
-async def test_those_who_are_behind_read_in_turns() -> None:
+async def test_readers_behind_the_tail_read_in_turns() -> None:
     turns, readers = ReaderTurns(2), [Reader(RECORDS, RECORDS) for _ in range(3)]
     told = [take(turns, reader) for reader in readers]
     assert [await anext(each) for each in told[:2]] == [RECORDS, RECORDS]
     third = asyncio.ensure_future(anext(told[2]))
     await settled()
     assert not readers[2].is_asked
-    await told[0].aclose()  # What it had is sent, or dropped.
+    await told[0].aclose()  # Its records are sent or dropped.
     assert await third == RECORDS
     for each in told:
         await each.aclose()
 
 
-async def test_a_turn_goes_on_until_much_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_turn_lasts_until_its_byte_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """A follower that waits for the next turn has no reader."""
     monkeypatch.setattr(shared_room, "_TURN_BYTES", 30)
     records = Records((b"x" * 10,), Offset(4), Offset(5))
@@ -107,13 +107,13 @@ async def test_a_turn_goes_on_until_much_is_told(monkeypatch: pytest.MonkeyPatch
     assert readers[0].word.start == AtOffset(Offset(5))
 
 
-async def test_whoever_has_caught_up_takes_no_turn_until_he_falls_behind() -> None:
+async def test_caught_up_reader_needs_no_turn_until_it_falls_behind() -> None:
     turns = ReaderTurns(1)
     live = take(turns, Reader(CaughtUp(Offset(0)), RECORDS, FellBehind(Offset(9)), RECORDS))
     assert await anext(live) == CaughtUp(Offset(0))
     assert await anext(live) == RECORDS
     other = take(turns, Reader(RECORDS))
-    assert await anext(other) == RECORDS  # Nobody else has it.
+    assert await anext(other) == RECORDS  # The caught-up reader has no turn.
     assert await anext(live) == FellBehind(Offset(9))
     behind = asyncio.ensure_future(anext(live))
     await settled()
@@ -123,7 +123,7 @@ async def test_whoever_has_caught_up_takes_no_turn_until_he_falls_behind() -> No
     await live.aclose()
 
 
-async def test_whoever_waits_for_long_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_reader_stuck_in_its_turn_loses_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_room, "_TURN_S", 0.01)
     turns, stuck = ReaderTurns(1), Reader(RECORDS)
     stuck.may_answer.clear()
@@ -141,7 +141,7 @@ async def test_whoever_waits_for_long_holds_nobody_up(monkeypatch: pytest.Monkey
 
 
 async def test_reader_waiting_for_a_turn_is_sent_its_place_and_resumes_there() -> None:
-    """RL3: with each heartbeat, and its place in the queue is kept."""
+    """RL3: it is sent its position with each heartbeat, and keeps its place in the queue."""
     turns, reader, later = ReaderTurns(1), Reader(RECORDS), Reader(RECORDS)
     first = take(turns, Reader(RECORDS))
     await anext(first)
@@ -160,10 +160,10 @@ async def test_reader_waiting_for_a_turn_is_sent_its_place_and_resumes_there() -
     assert await behind_him == RECORDS
 
 
-async def test_a_turn_begins_while_he_is_being_told_where_he_stands(
+async def test_turn_begins_while_the_position_request_hangs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A request for that to a log without an owner held it for seconds."""
+    """Regression: a position request to a log without an owner delayed the turn for seconds."""
     monkeypatch.setattr(shared_room, "_TURN_S", 100)
     is_asked = asyncio.Event()
 
@@ -186,7 +186,7 @@ async def test_a_turn_begins_while_he_is_being_told_where_he_stands(
     await waiting.aclose()
 
 
-async def test_no_turn_begins_for_whoever_does_not_take_what_he_is_told(
+async def test_no_turn_begins_for_a_stalled_client(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(shared_room, "_TURN_S", 100)
@@ -194,7 +194,7 @@ async def test_no_turn_begins_for_whoever_does_not_take_what_he_is_told(
     first, slow = take(turns, Reader(RECORDS)), Reader(RECORDS)
     await anext(first)
     told = take(turns, slow, replace(ASKED, heartbeat_ms=10))
-    await anext(told)  # And asks for no more.
+    await anext(told)  # The client then reads no more.
     await first.aclose()
     other = take(turns, Reader(RECORDS))
     async with asyncio.timeout(30):
@@ -223,10 +223,10 @@ async def test_reader_cancelled_when_its_turn_comes_passes_the_turn_on(
 
 
 @pytest.mark.parametrize("was_told", [False, True])
-async def test_what_cannot_be_read_for_now_is_tried_again_once_he_was_told(
+async def test_failed_read_is_retried_only_after_a_first_response(
     monkeypatch: pytest.MonkeyPatch, *, was_told: bool
 ) -> None:
-    """Without a turn meanwhile; the first failure is its response."""
+    """Retries hold no turn; before a first response the failure is returned."""
     monkeypatch.setattr(shared_room, "_RETRY_S", 0.01)
     errors: list[Exception] = [Overloaded(), OwnerChanging(), NotOwner()]
 
@@ -246,7 +246,7 @@ async def test_what_cannot_be_read_for_now_is_tried_again_once_he_was_told(
         assert await anext(told) == await stand(Latest())
         assert await anext(take(turns, Reader(RECORDS))) == RECORDS
         assert await anext(told) == await stand(Latest())
-    with pytest.raises(NotOwner):  # It should ask another server.
+    with pytest.raises(NotOwner):  # The client has to ask another server.
         await anext(told)
     assert opened == [AtOffset(Offset(7))] * 3
 
@@ -256,13 +256,13 @@ def raised(error: Exception) -> Any:
 
 
 async def test_reader_past_its_range_when_its_turn_comes_reads_nothing() -> None:
-    """And is not refused for where the log had come to while it waited."""
+    """It is not refused because the log has passed its range while it waited."""
     turns, reader = ReaderTurns(1), Reader(RECORDS)
     first = take(turns, Reader(RECORDS))
     await anext(first)
     asked = replace(ASKED, until_offset=Offset(5), heartbeat_ms=10)
     waiting = take(turns, reader, asked)
-    assert await anext(waiting) == await stand(Latest())  # At 7.
+    assert await anext(waiting) == await stand(Latest())  # It is at offset 7 now.
     await first.aclose()
     await anext(waiting)
     assert reader.word == replace(asked, start=AtOffset(Offset(7)), until_offset=Offset(7))
@@ -270,13 +270,13 @@ async def test_reader_past_its_range_when_its_turn_comes_reads_nothing() -> None
 
 
 @pytest.mark.parametrize("is_heard", [False, True])
-async def test_whoever_leaves_while_he_waits_takes_no_turn_with_him(*, is_heard: bool) -> None:
+async def test_reader_that_leaves_while_waiting_keeps_no_turn(*, is_heard: bool) -> None:
     turns, reader = ReaderTurns(1), Reader(RECORDS)
     first = take(turns, Reader(RECORDS))
     await anext(first)
     waiting = take(turns, reader, replace(ASKED, heartbeat_ms=10))
     await anext(waiting)
-    if is_heard:  # Its turn comes just when it leaves.
+    if is_heard:  # It gets its turn at the moment it leaves.
         await first.aclose()
     await waiting.aclose()
     await first.aclose()
@@ -284,7 +284,7 @@ async def test_whoever_leaves_while_he_waits_takes_no_turn_with_him(*, is_heard:
     assert not reader.is_asked
 
 
-async def test_whoever_is_throttled_waits_for_his_quota_without_a_turn(
+async def test_throttled_reader_waits_for_its_quota_without_a_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(shared_room, "_TURN_S", 100)
@@ -305,16 +305,16 @@ async def test_whoever_is_throttled_waits_for_his_quota_without_a_turn(
         assert await anext(second) == RECORDS
     may_go_on.set()
     await settled()
-    assert not waiting.done()  # To read on it needs one.
+    assert not waiting.done()  # It needs a turn to read on.
     await second.aclose()
     assert await waiting == RECORDS
     await first.aclose()
 
 
-async def test_who_has_to_wait_has_an_answer_meanwhile(
+async def test_follower_waiting_for_a_turn_gets_progress(
     there: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before anything is read; and a missing log is reported."""
+    """The progress is sent before any record is read; a missing log is reported."""
     there.core.cluster.logs[LogName("ns", "log")].append(pack_block([b"a", b"b"]), None)
     turns, path = ReaderTurns(0), f"{LOG}/records?from=-1&heartbeat_ms=100"
     monkeypatch.setattr(there.routing, "_turns", turns)
@@ -334,7 +334,7 @@ async def test_who_has_to_wait_has_an_answer_meanwhile(
     assert (await there.get(path, **SSE)).status == 404
 
 
-async def test_a_browser_that_has_heard_all_needs_no_turn_to_hear_so(
+async def test_resume_at_a_sealed_end_needs_no_turn(
     there: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = there.core.cluster.logs[LogName("ns", "log")]
@@ -346,10 +346,10 @@ async def test_a_browser_that_has_heard_all_needs_no_turn_to_hear_so(
 
 
 @pytest.mark.parametrize("turns", [0, 1])
-async def test_nobody_waits_in_silence_for_a_server_that_knows_nothing(
+async def test_reader_gets_the_error_if_its_position_is_unknown(
     monkeypatch: pytest.MonkeyPatch, turns: int
 ) -> None:
-    """Neither for its turn nor in it: the client gets the reason, and may ask elsewhere."""
+    """The client gets the error and may ask another server, with a turn and without one."""
     monkeypatch.setattr(shared_room, "_RETRY_S", 0.01)
 
     async def fails(_: ReadStream) -> AsyncGenerator[Any, None]:
@@ -365,7 +365,7 @@ async def test_nobody_waits_in_silence_for_a_server_that_knows_nothing(
             await anext(told)
 
 
-async def test_where_he_stands_may_be_unknown_for_a_while_once_he_was_told() -> None:
+async def test_position_failure_after_a_first_response_is_ignored() -> None:
     failures = [Overloaded()]
 
     async def stand_at_times(position: Position) -> Progress:
@@ -385,7 +385,7 @@ async def test_where_he_stands_may_be_unknown_for_a_while_once_he_was_told() -> 
     await told.aclose()
 
 
-async def test_a_large_record_goes_in_slices_to_whoever_takes_them_slowly(
+async def test_large_record_is_sent_to_a_slow_client_in_slices(
     there: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(event_streams, "_PATIENCE_S", 0.01)
@@ -404,7 +404,7 @@ async def test_a_large_record_goes_in_slices_to_whoever_takes_them_slowly(
     assert text.count(value) == text.count(b'"last"') == 1
 
 
-async def test_whoever_is_one_too_many_is_hung_up_on(
+async def test_follower_beyond_the_unsent_bytes_limit_is_closed(
     there: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(event_streams, "_RESTS_BYTES_MAX", 100_000)

@@ -1,4 +1,4 @@
-"""Large answers are counted from their head on, and let go of when nobody takes them."""
+"""Large responses count before their head is sent, and stalled ones are dropped."""
 
 import asyncio
 from typing import Any
@@ -15,7 +15,7 @@ SCOPE: Scope = {"type": "http", "method": "GET"}
 
 
 class Client:
-    """Reads what it is sent while it may."""
+    """A client that reads while `takes` is set."""
 
     def __init__(self) -> None:
         self.takes = asyncio.Event()
@@ -38,7 +38,7 @@ def ask(room: ResponseBackpressure, client: Client) -> asyncio.Task[None]:
 
 
 async def test_response_counts_while_its_head_waits() -> None:
-    """For answers before it on its connection, which are not taken."""
+    """Earlier responses on its connection may not have been read yet."""
     room, clients = ResponseBackpressure(2 * SIZE), [Client() for _ in range(3)]
     asked = [ask(room, clients[0])]
     await asyncio.sleep(0)
@@ -53,7 +53,7 @@ async def test_response_counts_while_its_head_waits() -> None:
     assert (len(clients[1].body), clients[1].status, room.bytes) == (SIZE, 200, 0)
 
 
-async def test_whoever_takes_not_even_its_head_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_response_stalled_before_its_head_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(response_memory, "_PATIENCE_S", 0.01)
     room, client = ResponseBackpressure(SIZE), Client()
     asked = ask(room, client)
