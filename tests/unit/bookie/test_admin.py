@@ -67,7 +67,7 @@ def test_settings_are_shown_without_secrets(admin: Admin) -> None:
     assert "canary" not in str(settings)
 
 
-def test_a_state_has_its_reason(admin: Admin, bookie: StandingBookie) -> None:
+def test_status_reports_state_and_reason(admin: Admin, bookie: StandingBookie) -> None:
     def seen() -> tuple[Any, ...]:
         status, state = admin.status(), admin.state()
         return status["state"], status["why"], admin.why_not_ready() is None, state["running"]
@@ -89,7 +89,9 @@ def test_a_state_has_its_reason(admin: Admin, bookie: StandingBookie) -> None:
     assert (state, why, runs) == ("failed", "the journal has stopped: no more", False)
 
 
-async def test_a_full_disk_overrules_an_operator(admin: Admin, bookie: StandingBookie) -> None:
+async def test_full_disk_keeps_bookie_read_only_despite_operator(
+    admin: Admin, bookie: StandingBookie
+) -> None:
     await admin.set_read_only(True)
     assert admin.state()["read_only"]
     await admin.set_read_only(False)
@@ -98,7 +100,7 @@ async def test_a_full_disk_overrules_an_operator(admin: Admin, bookie: StandingB
         await admin.set_read_only(False)
 
 
-async def test_compaction_that_was_given_up_is_not_told_to_be_done(
+async def test_stopped_compaction_is_reported_as_unavailable(
     admin: Admin, bookie: StandingBookie
 ) -> None:
     """What ended it counts, not what is suspended by then."""
@@ -118,7 +120,7 @@ async def test_compaction_that_was_given_up_is_not_told_to_be_done(
     assert refused.value.next_step == "rollbook bookie compact --resume"
 
 
-async def test_pages_of_ledgers_are_of_one_moment(
+async def test_ledger_pages_share_one_snapshot(
     admin: Admin, bookie: StandingBookie, clock: StandingClock
 ) -> None:
     """So that a walk through them meets each ledger once; a first page, or a late one, reads the list again."""
@@ -138,7 +140,7 @@ async def test_pages_of_ledgers_are_of_one_moment(
     assert await ids(5) == [6]
 
 
-def test_latencies_are_told_in_milliseconds(admin: Admin, bookie: StandingBookie) -> None:
+def test_latencies_are_reported_in_milliseconds(admin: Admin, bookie: StandingBookie) -> None:
     assert admin.status()["latencies_ms"] == {}
     bookie.stats.requests["add"].observe(1_000_000, times=1_000)
     bookie.stats.cache_hits, bookie.stats.cache_misses = lambda: 3, lambda: 1

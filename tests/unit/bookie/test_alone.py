@@ -60,7 +60,7 @@ async def be_alone(storage: Storage, ledger_id: int = 7) -> Client:
     return client
 
 
-def test_who_is_alone_is_answered_at_once_and_what_was_answered_is_durable() -> None:
+def test_lone_writer_is_answered_at_once_and_durably() -> None:
     async def story(storage: Storage, node: Node) -> None:
         node.disk.quick_odds = 1.0
         client = await be_alone(storage)
@@ -76,7 +76,7 @@ def test_who_is_alone_is_answered_at_once_and_what_was_answered_is_durable() -> 
     tell(story)
 
 
-def test_whom_the_answer_wakes_runs_before_what_is_left_to_do(
+def test_loop_yields_after_a_lone_response_before_indexing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def story(storage: Storage, node: Node) -> None:
@@ -104,7 +104,7 @@ def test_whom_the_answer_wakes_runs_before_what_is_left_to_do(
     tell(story)
 
 
-def test_where_the_disk_is_slow_it_is_waited_for_elsewhere() -> None:
+def test_lone_add_on_a_slow_disk_is_not_answered_at_once() -> None:
     async def story(storage: Storage, node: Node) -> None:
         node.disk.quick_odds = 0.0
         client = await be_alone(storage)
@@ -135,7 +135,7 @@ def test_adds_of_several_clients_share_a_sync() -> None:
     tell(story)
 
 
-def test_what_was_asked_for_before_is_written_before() -> None:
+def test_earlier_fence_is_written_before_a_lone_add() -> None:
     async def story(storage: Storage, node: Node) -> None:
         node.disk.quick_odds = 1.0
         client = await be_alone(storage)
@@ -154,7 +154,7 @@ def test_what_was_asked_for_before_is_written_before() -> None:
     tell(story)
 
 
-def test_silence_is_noticed_behind_a_write_that_was_made_at_once() -> None:
+def test_idle_record_follows_an_immediate_write() -> None:
     """B3: a record says what is durable when nobody adds any more."""
 
     async def story(storage: Storage, node: Node) -> None:
@@ -171,7 +171,7 @@ def test_silence_is_noticed_behind_a_write_that_was_made_at_once() -> None:
     tell(story)
 
 
-def test_a_write_that_takes_zeros_along_is_not_made_at_once(
+def test_write_that_adds_zeros_is_not_immediate(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stretch, synced = 8 * 1024, Counter[str]()
@@ -207,7 +207,7 @@ def test_large_lone_add_is_synced_at_once() -> None:
     tell(story, config=replace(CONFIG, zeros_ahead_bytes=8 * 1024))
 
 
-def test_a_file_that_is_full_is_followed_by_the_next_one() -> None:
+def test_lone_adds_continue_in_the_next_journal_file() -> None:
     async def story(storage: Storage, node: Node) -> None:
         node.disk.quick_odds = 1.0
         client = await be_alone(storage)
@@ -222,7 +222,7 @@ def test_a_file_that_is_full_is_followed_by_the_next_one() -> None:
     tell(story)
 
 
-def test_a_sync_that_fails_at_once_poisons_the_journal() -> None:
+def test_failed_immediate_sync_stops_the_journal() -> None:
     """B6."""
 
     async def story(storage: Storage, node: Node) -> None:
@@ -241,7 +241,7 @@ def test_a_sync_that_fails_at_once_poisons_the_journal() -> None:
     tell(story)
 
 
-def test_nobody_who_hears_of_it_keeps_a_poisoned_journal_from_ending() -> None:
+def test_failing_callback_does_not_keep_a_failed_journal_running() -> None:
     """B6: not by a bug of the caller, either."""
 
     async def story(storage: Storage, node: Node) -> None:
@@ -258,7 +258,7 @@ def test_nobody_who_hears_of_it_keeps_a_poisoned_journal_from_ending() -> None:
     tell(story)
 
 
-def test_whoever_adds_when_he_hears_of_a_write_that_fails_hides_nothing() -> None:
+def test_add_within_a_failing_callback_does_not_hide_its_error() -> None:
     """B6: the journal is awake by then, and poisoned all the same."""
 
     async def story(storage: Storage, node: Node) -> None:
@@ -276,7 +276,7 @@ def test_whoever_adds_when_he_hears_of_a_write_that_fails_hides_nothing() -> Non
     tell(story)
 
 
-def test_who_asks_for_durability_meanwhile_has_it() -> None:
+def test_force_makes_a_waiting_add_durable() -> None:
     async def story(storage: Storage, node: Node) -> None:
         node.disk.quick_odds = 1.0
         client = await be_alone(storage)

@@ -47,7 +47,7 @@ class Others:
             asyncio.get_running_loop().call_soon(self._work)
 
 
-async def test_it_goes_on_when_others_have_done_what_they_had_to() -> None:
+async def test_background_work_resumes_when_the_loop_is_idle() -> None:
     clock = StandingClock()
     background, others = Background(clock), Others(clock, MS, turns=300)
     with others.at_work():
@@ -56,7 +56,7 @@ async def test_it_goes_on_when_others_have_done_what_they_had_to() -> None:
         assert others.turns_left == 0
 
 
-async def test_it_goes_on_beside_others_who_never_have_done() -> None:
+async def test_background_work_resumes_on_a_loop_that_is_never_idle() -> None:
     clock = StandingClock()
     background, others = Background(clock), Others(clock, MS, turns=10**9)
     with others.at_work():
@@ -83,7 +83,7 @@ async def test_background_work_waits_for_urgent_work() -> None:
         assert clock.now_ns >= 50 * MS
 
 
-async def test_what_is_more_pressing_does_not_keep_it_for_ever() -> None:
+async def test_urgent_work_delays_background_work_at_most_the_patience() -> None:
     clock = StandingClock()
     background = Background(clock, is_preceded=lambda: True)
     with Others(clock, MS // 100, turns=10**9).at_work():

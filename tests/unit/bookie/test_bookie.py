@@ -138,7 +138,7 @@ class Town:
         return False
 
 
-def test_it_is_seen_once_its_port_answers_and_not_before() -> None:
+def test_bookie_registers_only_after_its_port_answers() -> None:
     """B9."""
 
     async def story(town: Town) -> None:
@@ -188,7 +188,7 @@ def test_bookie_answers_with_its_identity() -> None:
     Town().tell(story)
 
 
-def test_told_to_end_it_is_out_of_sight_at_once() -> None:
+def test_stopping_bookie_unregisters_at_once() -> None:
     """B9: before its port is closed, and its clients have got their last answers."""
 
     async def story(town: Town) -> None:
@@ -207,7 +207,7 @@ def test_told_to_end_it_is_out_of_sight_at_once() -> None:
     Town().tell(story)
 
 
-def test_told_to_end_it_waits_for_nobody_for_long() -> None:
+def test_stop_does_not_wait_for_metadata_or_long_polls() -> None:
     """Neither for a metadata store that does not answer nor for clients that wait for news."""
 
     async def story(town: Town) -> None:
@@ -234,7 +234,7 @@ def test_told_to_end_it_waits_for_nobody_for_long() -> None:
         Town(seed).tell(story)
 
 
-def test_after_a_kill_it_is_back_at_once() -> None:
+def test_killed_bookie_registers_again_at_once() -> None:
     """It holds the lock that the dead process held: RG2 without the wait."""
 
     async def story(town: Town) -> None:
@@ -251,7 +251,7 @@ def test_after_a_kill_it_is_back_at_once() -> None:
         Town(seed).tell(story)
 
 
-def test_after_a_power_cut_it_waits_for_its_earlier_session() -> None:
+def test_bookie_waits_for_its_old_session_after_a_power_cut() -> None:
     """RG2: nobody can say of a lock before the boot who holds it now, elsewhere."""
 
     async def story(town: Town) -> None:
@@ -272,7 +272,7 @@ def test_after_a_power_cut_it_waits_for_its_earlier_session() -> None:
         Town(seed).tell(story)
 
 
-def test_a_copy_of_its_directories_is_refused_while_it_lives() -> None:
+def test_copied_directories_are_refused_while_bookie_runs() -> None:
     """RG2: the copy has the identity, and another lock."""
 
     async def story(town: Town) -> None:
@@ -290,7 +290,7 @@ def test_a_copy_of_its_directories_is_refused_while_it_lives() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_lost_session_is_followed_by_another(seed: int) -> None:
+def test_bookie_opens_a_new_session_after_expiry(seed: int) -> None:
     async def story(town: Town) -> None:
         await town.start()
         await asyncio.sleep(1)  # It learns of it a moment later than we do.
@@ -310,7 +310,7 @@ def test_a_lost_session_is_followed_by_another(seed: int) -> None:
 
 
 @pytest.mark.parametrize("pause_s", [SESSION_S / 4, SESSION_S * 5])
-def test_after_a_pause_it_is_registered(pause_s: float) -> None:
+def test_bookie_is_registered_after_a_pause(pause_s: float) -> None:
     async def story(town: Town) -> None:
         await town.start()
         town.node.pause()
@@ -326,7 +326,7 @@ def test_after_a_pause_it_is_registered(pause_s: float) -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_pause_while_it_waits_for_its_earlier_session_does_no_harm(seed: int) -> None:
+def test_pause_while_waiting_for_the_old_session_is_harmless(seed: int) -> None:
     """The patience may run out while nothing can be heard; what counts is how it is then."""
 
     async def story(town: Town) -> None:
@@ -343,7 +343,7 @@ def test_a_pause_while_it_waits_for_its_earlier_session_does_no_harm(seed: int) 
     Town(seed).tell(story)
 
 
-def test_a_registration_that_somebody_removed_comes_back() -> None:
+def test_removed_registration_is_restored() -> None:
     async def story(town: Town) -> None:
         await town.start()
         await town.eyes.delete(WRITABLE)
@@ -352,7 +352,7 @@ def test_a_registration_that_somebody_removed_comes_back() -> None:
     Town().tell(story)
 
 
-def test_it_ends_when_another_process_has_its_name() -> None:
+def test_bookie_ends_when_another_process_holds_its_id() -> None:
     """RG2: while it was cut off somebody else registered under it, and stays."""
 
     async def story(town: Town) -> None:
@@ -371,7 +371,7 @@ def test_it_ends_when_another_process_has_its_name() -> None:
     Town().tell(story)
 
 
-def test_it_goes_read_only_and_back() -> None:
+def test_bookie_switches_to_read_only_and_back() -> None:
     """RG1: by an operator's word; in between it is seen in one place at least."""
 
     async def story(town: Town) -> None:
@@ -403,7 +403,7 @@ def test_it_goes_read_only_and_back() -> None:
     Town().tell(story)
 
 
-def test_one_that_is_started_read_only_is_never_seen_writable() -> None:
+def test_bookie_started_read_only_registers_read_only() -> None:
     async def story(town: Town) -> None:
         town.settings = replace(SETTINGS, bookie=replace(SETTINGS.bookie, read_only=True))
         town.node.start(town.serve)
@@ -415,7 +415,7 @@ def test_one_that_is_started_read_only_is_never_seen_writable() -> None:
     Town().tell(story)
 
 
-def test_on_a_full_disk_it_promises_nothing_until_its_start_is_counted() -> None:
+def test_uncounted_start_on_a_full_disk_refuses_all_promises() -> None:
     """B8: else a snapshot of its directories would pass for what promised it, and say ABSENT."""
 
     async def story(town: Town) -> None:
@@ -449,7 +449,7 @@ def test_on_a_full_disk_it_promises_nothing_until_its_start_is_counted() -> None
     Town().tell(story)
 
 
-def test_its_start_is_counted_though_the_metadata_store_was_away() -> None:
+def test_start_is_counted_after_a_metadata_outage() -> None:
     async def story(town: Town) -> None:
         town.settings = replace(SETTINGS, space=SpaceConfig(reserve_bytes=0))
         disk = town.node.disk
@@ -467,7 +467,7 @@ def test_its_start_is_counted_though_the_metadata_store_was_away() -> None:
     Town().tell(story)
 
 
-def test_who_cannot_count_its_start_since_a_copy_was_first_ends() -> None:
+def test_bookie_ends_if_a_copy_has_started_first() -> None:
     """B8."""
 
     async def story(town: Town) -> None:
@@ -495,7 +495,7 @@ def test_who_cannot_count_its_start_since_a_copy_was_first_ends() -> None:
     Town().tell(story)
 
 
-def test_a_failed_journal_ends_it() -> None:
+def test_failed_journal_ends_the_bookie() -> None:
     """B6."""
 
     async def story(town: Town) -> None:
@@ -512,7 +512,7 @@ def test_a_failed_journal_ends_it() -> None:
     Town().tell(story)
 
 
-def test_a_failed_journal_ends_it_before_it_is_registered() -> None:
+def test_failed_journal_ends_a_bookie_before_registration() -> None:
     """B6: it serves already, and its registration may take long."""
 
     async def story(town: Town) -> None:
@@ -534,7 +534,7 @@ def test_a_failed_journal_ends_it_before_it_is_registered() -> None:
     Town().tell(story)
 
 
-def test_work_in_the_background_that_fails_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_background_task_ends_the_bookie(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else it would go on, and never be seen to become read-only, for instance."""
     reason = RuntimeError("unforeseen")
 
@@ -551,7 +551,7 @@ def test_work_in_the_background_that_fails_ends_it(monkeypatch: pytest.MonkeyPat
     Town().tell(story)
 
 
-def test_without_a_cluster_it_does_not_start() -> None:
+def test_bookie_does_not_start_without_a_cluster() -> None:
     async def story(town: Town) -> None:
         config = replace(SETTINGS.bookie, metadata="zk://h/elsewhere")
         town.settings = replace(SETTINGS, bookie=config)
@@ -562,7 +562,7 @@ def test_without_a_cluster_it_does_not_start() -> None:
     Town().tell(story)
 
 
-def test_what_removes_a_node_of_nobody_under_its_name_can_be_typed() -> None:
+def test_refusal_by_a_stale_node_shows_the_command_to_delete_it() -> None:
     async def story(town: Town) -> None:
         config = replace(SETTINGS.bookie, metadata=f"zk://zk1{ROOT}")
         town.settings = replace(SETTINGS, bookie=config)
@@ -591,7 +591,7 @@ def test_missing_layout_is_written_and_a_missing_cluster_id_is_accepted() -> Non
     Town().tell(story)
 
 
-def test_the_layout_that_is_written_down_is_the_one_that_the_url_names() -> None:
+def test_layout_written_is_the_one_in_the_metadata_url() -> None:
     async def story(town: Town) -> None:
         await town.eyes.delete(f"{ROOT}/LAYOUT")
         config = replace(SETTINGS.bookie, metadata=f"zk+longhierarchical://zk1{ROOT}")
@@ -621,13 +621,15 @@ def test_the_layout_that_is_written_down_is_the_one_that_the_url_names() -> None
         ({"listen": "h:0", "bookie_id": "X"}, ("h:0", "h:0", "X")),
     ],
 )
-def test_where_it_is_and_who(config: dict[str, str], found: tuple[str, str, str]) -> None:
+def test_addresses_and_bookie_id_from_config(
+    config: dict[str, str], found: tuple[str, str, str]
+) -> None:
     """AR41: by host and port, unless it is given a name."""
     places = addresses_of(BookieConfig("memory:", **config))  # type: ignore[arg-type]  # All strings.
     assert tuple(map(str, places)) == found
 
 
-def test_behind_tls_it_is_found_where_it_says() -> None:
+def test_tls_address_is_registered() -> None:
     assert tls_address_of(BookieConfig("memory:")) is None
     with raises_message(BadConfig):
         tls_address_of(BookieConfig("memory:", tls_listen="0.0.0.0:1", tls_certificate="c"))
@@ -645,7 +647,7 @@ def test_behind_tls_it_is_found_where_it_says() -> None:
 
 
 @pytest.mark.parametrize("tls_listen", ["b1:3182", "b1:3181"])
-def test_no_bookie_is_made_that_cannot_listen_behind_tls(tls_listen: str) -> None:
+def test_bookie_is_not_created_if_its_tls_port_is_taken(tls_listen: str) -> None:
     """Another process has the port, or it has it itself: its id would be there for nothing."""
 
     async def story(town: Town) -> None:
@@ -661,7 +663,7 @@ def test_no_bookie_is_made_that_cannot_listen_behind_tls(tls_listen: str) -> Non
     Town().tell(story)
 
 
-def test_who_comes_while_it_tries_its_port_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connection_during_the_port_check_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The client would wait for a response that never comes."""
 
     class Caller(asyncio.Protocol):
@@ -693,12 +695,12 @@ def test_who_comes_while_it_tries_its_port_is_hung_up_on(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("config", [{"listen": "0.0.0.0:1"}, {"listen": "h:0"}, {"listen": "h:x"}])
-def test_what_nobody_can_connect_to_or_know_again_is_refused(config: dict[str, str]) -> None:
+def test_unusable_listen_address_is_refused(config: dict[str, str]) -> None:
     with pytest.raises(BadConfig):
         addresses_of(BookieConfig("memory:", **config))  # type: ignore[arg-type]  # All strings.
 
 
-def test_under_an_older_metadata_store_it_does_not_go_on() -> None:
+def test_bookie_ends_under_an_older_metadata_store() -> None:
     """B14: a store may be put back while a bookie runs, which loses its session by that."""
 
     async def story(town: Town) -> None:

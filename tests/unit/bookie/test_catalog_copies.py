@@ -83,7 +83,7 @@ def tell(story: Story) -> None:
     world.run(scenario())
 
 
-def test_a_kill_between_the_copies_of_a_change_is_mended_on_a_full_disk() -> None:
+def test_copies_differing_after_a_kill_are_repaired_on_a_full_disk() -> None:
     """B5: the change counts, and takes no space that is not there."""
 
     async def story(node: Node) -> None:
@@ -113,7 +113,7 @@ def test_a_kill_between_the_copies_of_a_change_is_mended_on_a_full_disk() -> Non
     tell(story)
 
 
-def test_a_store_whose_catalogs_are_older_than_its_logs_loses_none_of_them() -> None:
+def test_stale_catalogs_are_refused_and_no_log_is_deleted() -> None:
     """B1: they were restored from a copy; what they do not know of is not rubbish."""
 
     async def story(node: Node) -> None:
@@ -141,7 +141,7 @@ def test_a_store_whose_catalogs_are_older_than_its_logs_loses_none_of_them() -> 
     tell(story)
 
 
-def test_a_store_without_a_sound_catalog_is_damaged_and_not_none() -> None:
+def test_store_without_a_sound_catalog_is_refused_as_damaged() -> None:
     """B1: nobody takes it for new."""
 
     async def story(node: Node) -> None:

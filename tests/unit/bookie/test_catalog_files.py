@@ -57,7 +57,7 @@ def generations(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.rglob("catalog-*"))
 
 
-def test_commits_do_not_wait_for_a_new_generation_and_are_in_it(
+def test_commits_during_a_new_generation_do_not_wait_and_are_kept(
     disk: SystemDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """B5."""
@@ -84,7 +84,7 @@ def test_commits_do_not_wait_for_a_new_generation_and_are_in_it(
 
 
 @pytest.mark.parametrize("number", [1, 4, 9])
-def test_a_generation_that_finds_no_room_is_given_up(
+def test_generation_is_abandoned_when_the_disk_is_full(
     disk: SystemDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     append, calls = _Generation.append_unsynced, 0
@@ -115,7 +115,7 @@ def test_a_generation_that_finds_no_room_is_given_up(
     asyncio.run(story())
 
 
-def test_a_close_in_the_middle_leaves_the_one_that_counts(
+def test_close_during_a_new_generation_keeps_the_current_one(
     disk: SystemDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def story() -> None:

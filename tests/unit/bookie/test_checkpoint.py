@@ -13,7 +13,7 @@ from tests.unit.bookie.test_storage import add, entry, open_storage, settle, tel
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_rot_in_a_filled_journal_file_costs_the_entry_that_it_met(seed: int) -> None:
+def test_rot_in_a_filled_journal_file_loses_at_most_one_entry(seed: int) -> None:
     """B1: the others of its record prove themselves, and go to the entry log with the rest."""
 
     async def story(storage: Storage, node: Node) -> None:

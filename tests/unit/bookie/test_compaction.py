@@ -78,7 +78,7 @@ async def entry_ids(storage: Storage, ledger_id: int) -> list[int]:
 @pytest.mark.parametrize(
     ("ledgers", "size", "entries"), [(range(40), 300, 40), (range(20), 5000, 8)]
 )
-def test_space_comes_back_and_what_is_left_is_read_as_before(
+def test_compaction_frees_space_and_keeps_live_entries(
     ledgers: range, size: int, entries: int
 ) -> None:
     """B1, B12: of sorted logs and of adopted journals alike, in several directories."""
@@ -140,7 +140,7 @@ def test_a_full_log_is_not_rewritten_again() -> None:
     tell(story)
 
 
-def test_a_younger_repeat_is_still_the_one_that_is_read() -> None:
+def test_newest_repeat_is_read_after_compaction() -> None:
     """B12."""
 
     async def story(storage: Storage, node: Node) -> None:
@@ -160,7 +160,7 @@ def test_a_younger_repeat_is_still_the_one_that_is_read() -> None:
     tell(story)
 
 
-def test_readers_read_on_while_logs_are_replaced() -> None:
+def test_reads_succeed_while_logs_are_replaced() -> None:
     """B1: not one of them gets UNKNOWN or ABSENT meanwhile."""
 
     async def story(storage: Storage, node: Node) -> None:
@@ -194,7 +194,7 @@ def test_readers_read_on_while_logs_are_replaced() -> None:
     tell(story, seed=5)
 
 
-def test_a_ledger_deleted_while_it_is_copied_is_gone() -> None:
+def test_ledger_deleted_during_compaction_stays_deleted() -> None:
     """B4: the new log has its entries, and nobody wants them."""
 
     async def story(storage: Storage, node: Node) -> None:
@@ -214,7 +214,7 @@ def test_a_ledger_deleted_while_it_is_copied_is_gone() -> None:
     tell(story)
 
 
-def test_suspended_it_ends_within_a_step_and_leaves_nothing_behind() -> None:
+def test_suspended_compaction_stops_and_leaves_no_files() -> None:
     async def story(storage: Storage, node: Node) -> None:
         await fill(storage, range(10), entries=200, size=300)
         await settle(storage)
@@ -242,7 +242,7 @@ def test_suspended_it_ends_within_a_step_and_leaves_nothing_behind() -> None:
     tell(story)
 
 
-def test_it_copies_no_faster_than_it_may() -> None:
+def test_compaction_stays_below_its_rate_limit() -> None:
     async def story(storage: Storage, node: Node) -> None:
         await fill(storage, range(10), entries=100, size=1000)
         await settle(storage)
@@ -257,7 +257,7 @@ def test_it_copies_no_faster_than_it_may() -> None:
     tell(story)
 
 
-def test_others_have_a_turn_for_each_log_that_is_thought_of(
+def test_picking_logs_yields_for_each_candidate(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What it costs to think of one grows with the number of all."""
@@ -290,7 +290,7 @@ def test_others_have_a_turn_for_each_log_that_is_thought_of(
         (1000, True, (10, 11)),  # of which there is none while everybody waits for space.
     ],
 )
-def test_checkpoints_go_first_while_a_filled_file_waits(
+def test_compaction_waits_for_checkpoints_of_filled_files(
     checkpoint_ends_ms: int,
     is_short: bool,
     rests_ms: tuple[int, int],
@@ -320,7 +320,7 @@ def test_checkpoints_go_first_while_a_filled_file_waits(
 
 
 @pytest.mark.parametrize("emptiest", [100, 102])
-def test_a_repeat_is_not_hidden_by_a_log_that_comes_to_look_younger(emptiest: int) -> None:
+def test_repeat_is_not_hidden_by_a_merged_log(emptiest: int) -> None:
     """B12: the log that makes the new one young holds nothing of the ledger."""
 
     async def story(storage: Storage, node: Node) -> None:
@@ -343,7 +343,7 @@ def test_a_repeat_is_not_hidden_by_a_log_that_comes_to_look_younger(emptiest: in
     tell(story)
 
 
-def test_a_log_that_is_read_before_it_is_taken_up_is_open_once(
+def test_new_log_read_during_its_commit_is_open_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Else its space is not free when it goes."""
@@ -371,7 +371,7 @@ def test_a_log_that_is_read_before_it_is_taken_up_is_open_once(
     tell(story)
 
 
-def test_the_last_add_confirmed_does_not_go_back() -> None:
+def test_lac_does_not_fall_after_compaction() -> None:
     """B12: also if the entry that named it is in the older of two logs."""
 
     async def story(storage: Storage, node: Node) -> None:
@@ -399,7 +399,7 @@ def test_the_last_add_confirmed_does_not_go_back() -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_rot_in_what_is_copied_is_unknown_and_nothing_else_is(seed: int) -> None:
+def test_rot_in_a_copied_log_makes_at_most_one_record_unknown(seed: int) -> None:
     """B1, B12: whatever byte of a log is damaged, in doubt is at most what one record held."""
 
     async def story(storage: Storage, node: Node) -> None:
@@ -436,7 +436,7 @@ def test_rot_in_what_is_copied_is_unknown_and_nothing_else_is(seed: int) -> None
     tell(story, seed=seed)
 
 
-def test_a_disk_that_does_not_read_proves_no_loss() -> None:
+def test_read_errors_are_not_recorded_as_losses() -> None:
     """B1: the log stays where it is, for a better day."""
 
     async def story(storage: Storage, node: Node) -> None:
@@ -461,7 +461,7 @@ def test_a_disk_that_does_not_read_proves_no_loss() -> None:
     tell(story)
 
 
-def test_a_full_disk_leaves_everything_as_it_was() -> None:
+def test_compaction_on_a_full_disk_changes_nothing() -> None:
     async def story(storage: Storage, node: Node) -> None:
         await fill(storage, range(10), entries=150, size=1000)
         await settle(storage)
@@ -482,7 +482,7 @@ Act = Callable[[], Awaitable[Any]]
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_reads_equal_a_model_whatever_happens_in_between(
+def test_reads_equal_a_model_across_random_operations(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """B1, B5, B12: adds, repeats, deletions, compactions, restarts, power cuts."""

@@ -20,7 +20,7 @@ ledgerDirectories=/l
 """
 
 
-def test_what_was_accepted_fits_in_one_journal_file() -> None:
+def test_queue_limit_fits_in_one_journal_file() -> None:
     """Twice the bound, for what is urgent: a full disk leaves the file at hand."""
     assert CONFIG.with_fitting_queue() == CONFIG
     small = replace(CONFIG, journal_file_bytes=16 * MIB)
@@ -32,7 +32,7 @@ def test_what_was_accepted_fits_in_one_journal_file() -> None:
     assert f"set queued_bytes_max to {8 * MIB} or less" in refused.value.next_step
 
 
-def test_an_operator_s_settings_are_held_to_that(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_queue_limit_is_checked_for_loaded_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     flags: dict[str, Any] = {
         "metadata": "sqlite:///m",
         "journal_dir": ("/j",),
@@ -69,7 +69,7 @@ def test_an_operator_s_settings_are_held_to_that(monkeypatch: pytest.MonkeyPatch
         ("diskUsageThreshold=95", "diskUsageThreshold"),
     ],
 )
-def test_a_bad_value_of_bookkeeper_s_file_is_told_in_its_words(
+def test_invalid_value_is_reported_with_its_key_and_line(
     tmp_path: Path, line: str, key: str
 ) -> None:
     path = tmp_path / "bk_server.conf"
@@ -79,7 +79,7 @@ def test_a_bad_value_of_bookkeeper_s_file_is_told_in_its_words(
     assert f"{key} in {path} line 7" in refused.value.message
 
 
-def test_what_is_right_is_not_blamed(tmp_path: Path) -> None:
+def test_only_the_invalid_key_is_reported(tmp_path: Path) -> None:
     """Words of a bad value may be names of settings."""
     path = tmp_path / "bk_server.conf"
     path.write_text(f"{SOUND}metadataServiceUri=http://listen/advertise:\nzkServers=\n")
@@ -90,7 +90,7 @@ def test_what_is_right_is_not_blamed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("flag", ["http://listen/advertise", "nonsense"])
-def test_what_a_flag_overruled_is_not_blamed_on_the_file(tmp_path: Path, flag: str) -> None:
+def test_invalid_flag_is_not_blamed_on_the_file(tmp_path: Path, flag: str) -> None:
     """Not even if both say the same."""
     path = tmp_path / "bk_server.conf"
     path.write_text(f"{SOUND}metadataServiceUri=nonsense\n")
@@ -99,7 +99,7 @@ def test_what_a_flag_overruled_is_not_blamed_on_the_file(tmp_path: Path, flag: s
     assert str(path) not in refused.value.message
 
 
-def test_what_a_variable_says_is_told_by_its_name(
+def test_invalid_variable_is_reported_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "bk_server.conf"
@@ -109,7 +109,7 @@ def test_what_a_variable_says_is_told_by_its_name(
         load_settings(str(path))
 
 
-def test_an_empty_name_is_no_directory() -> None:
+def test_empty_directory_name_is_refused() -> None:
     """As of a shell's variable that is not set: files would come where the process was started."""
     sound: dict[str, Any] = {"metadata": "sqlite:///m", "journal_dir": ("/j",)}
     for flags in ({"journal_dir": ("",), "ledger_dir": ("/l",)}, {"ledger_dir": ("/l", "")}):
@@ -117,7 +117,9 @@ def test_an_empty_name_is_no_directory() -> None:
             load_settings(**{**sound, **flags})
 
 
-def test_what_is_missing_is_asked_for_as_help_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_settings_are_reported_with_flags_and_variables(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for variable in ("ROLLBOOK_METADATA", "ROLLBOOK_JOURNAL_DIR", "ROLLBOOK_LEDGER_DIR"):
         monkeypatch.delenv(variable, raising=False)
     with raises_message(BadConfig) as refused:
@@ -141,7 +143,7 @@ def test_what_is_missing_is_asked_for_as_help_says(monkeypatch: pytest.MonkeyPat
         (b"\x7fELF\0\0bookiePort=7", "is not text"),
     ],
 )
-def test_what_is_no_file_of_bookkeeper_s_is_not_read_as_one(
+def test_toml_or_binary_file_is_refused_as_bookkeeper_config(
     tmp_path: Path, content: bytes, told: str
 ) -> None:
     """Its keys would be listed as ignored, and then missed."""
@@ -151,7 +153,7 @@ def test_what_is_no_file_of_bookkeeper_s_is_not_read_as_one(
         load_settings(str(path))
 
 
-def test_where_one_directory_is_both_each_kind_of_file_has_a_folder() -> None:
+def test_shared_journal_and_ledger_directory_gets_subfolders() -> None:
     config = StorageConfig("/a", ("/b", "/a", "/c"))
     assert (config.journal_dir, config.ledger_dirs) == ("/a/journal", ("/b", "/a/ledgers", "/c"))
     assert replace(config, cache_bytes=1) == replace(config, cache_bytes=1)

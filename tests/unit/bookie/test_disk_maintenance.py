@@ -91,7 +91,7 @@ async def other_than(known: WriteMode, space: Space) -> WriteMode:
 # --- Disks ------------------------------------------------------------------------------------
 
 
-def test_a_full_disk_makes_it_read_only_and_room_makes_it_writable_again() -> None:
+def test_full_disk_makes_bookie_read_only_until_there_is_room() -> None:
     """B1: nothing is lost, nothing is restarted, fences and recovery go on."""
 
     async def story(space: Space, storage: Storage, node: Node, _: LedgerNodes) -> None:
@@ -156,7 +156,7 @@ def test_deleted_ledgers_make_room_on_a_full_disk() -> None:
     tell(story)
 
 
-def test_the_reserve_goes_when_the_disk_is_full_and_comes_back() -> None:
+def test_reserve_is_released_on_a_full_disk_and_restored() -> None:
     config = replace(SPACE, reserve_bytes=512 * KIB)
 
     async def story(space: Space, storage: Storage, node: Node, _: LedgerNodes) -> None:
@@ -178,7 +178,7 @@ def test_the_reserve_goes_when_the_disk_is_full_and_comes_back() -> None:
     tell(story, config=config)
 
 
-def test_an_operator_may_want_it_read_only() -> None:
+def test_operator_can_set_and_unset_read_only() -> None:
     async def story(space: Space, storage: Storage, node: Node, _: LedgerNodes) -> None:
         standing = space.standing
         space.set_read_only(True)
@@ -195,7 +195,7 @@ def test_an_operator_may_want_it_read_only() -> None:
     tell(story)
 
 
-def test_it_says_that_its_start_is_not_counted() -> None:
+def test_uncounted_start_is_given_as_read_only_reason() -> None:
     """B8: other than for want of bytes, too: the disk may have no more names, or a quota."""
 
     async def story(space: Space, storage: Storage, _node: Node, _: LedgerNodes) -> None:
@@ -211,7 +211,7 @@ def test_it_says_that_its_start_is_not_counted() -> None:
 # --- In the background ------------------------------------------------------------------------
 
 
-def test_space_comes_back_by_itself_while_adds_go_on() -> None:
+def test_space_of_deleted_ledgers_is_freed_during_adds() -> None:
     """B11, B12: deleted in the metadata, gone from the disk; compaction and scrub have run."""
     config = replace(SPACE, minor_compaction_interval_s=60.0, scrub_interval_s=60.0)
 
@@ -237,7 +237,7 @@ def test_space_comes_back_by_itself_while_adds_go_on() -> None:
     tell(story, config=config)
 
 
-def test_rot_is_moved_away_from_without_being_asked() -> None:
+def test_damaged_log_is_replaced_automatically() -> None:
     """B12."""
     config = replace(SPACE, scrub_interval_s=60.0)
 
@@ -256,7 +256,7 @@ def test_rot_is_moved_away_from_without_being_asked() -> None:
     tell(story, config=config)
 
 
-def test_a_metadata_store_that_is_away_and_a_disk_that_fails_end_nothing() -> None:
+def test_background_tasks_survive_metadata_and_read_failures() -> None:
     async def story(space: Space, storage: Storage, node: Node, _: LedgerNodes) -> None:
         await fill(storage, range(3), entries=80, size=1000)
         await settle(storage)
@@ -272,7 +272,7 @@ def test_a_metadata_store_that_is_away_and_a_disk_that_fails_end_nothing() -> No
     tell(story)
 
 
-def test_a_catalog_that_cannot_be_written_ends_the_bookie() -> None:
+def test_failed_catalog_write_ends_the_bookie() -> None:
     """B6."""
 
     async def story(space: Space, storage: Storage, node: Node, ledgers: LedgerNodes) -> None:
@@ -291,7 +291,7 @@ def test_a_catalog_that_cannot_be_written_ends_the_bookie() -> None:
     tell(story)
 
 
-def test_it_can_be_closed_in_the_middle_of_everything() -> None:
+def test_close_during_compaction_leaves_a_consistent_store() -> None:
     """B5: what was begun is finished or leaves nothing behind, and the store opens again."""
     for pause_s in (0.001, 0.01, 0.05, 0.2, 1.0):
 
@@ -335,6 +335,6 @@ def test_it_can_be_closed_in_the_middle_of_everything() -> None:
         ("reserve_bytes", -1),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(name: str, value: float) -> None:
+def test_invalid_settings_are_refused(name: str, value: float) -> None:
     with pytest.raises(BadConfig, match=name):
         SpaceConfig(**{name: value})  # type: ignore[arg-type]  # All are numbers.

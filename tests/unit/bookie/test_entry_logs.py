@@ -49,7 +49,7 @@ class SlowDisk:
 
 
 @pytest.mark.parametrize("seed", range(200))
-async def test_what_was_opened_is_closed_whoever_came_meanwhile(
+async def test_opened_logs_are_closed_under_concurrent_readers(
     monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     """A file that stays open keeps its space, and its descriptor."""

@@ -112,7 +112,7 @@ def tell(
     world.run(scenario())
 
 
-def test_the_events_of_one_ledger_tell_its_life() -> None:
+def test_log_events_cover_the_whole_life_of_a_ledger() -> None:
     """From its creation to the deletion of its copy, in the logs of clients and bookies."""
     life: list[str] = []
 
@@ -150,7 +150,7 @@ def test_the_events_of_one_ledger_tell_its_life() -> None:
 
 
 @pytest.mark.parametrize("layout", [Layout.HIERARCHICAL, Layout.LONG_HIERARCHICAL])
-def test_a_deleted_ledger_goes_after_two_scans_and_a_quarantine(layout: Layout) -> None:
+def test_deleted_ledger_is_collected_after_two_scans_and_quarantine(layout: Layout) -> None:
     """B11: and it stays fenced for long, and then nothing is known of it."""
 
     async def story(site: Site) -> None:
@@ -188,7 +188,7 @@ def test_a_deleted_ledger_goes_after_two_scans_and_a_quarantine(layout: Layout) 
     tell(story, layout=layout)
 
 
-def test_an_operator_need_not_wait_for_the_quarantine() -> None:
+def test_forced_collection_skips_the_quarantine() -> None:
     async def story(site: Site) -> None:
         await site.fill(1, 2)
         await site.delete(1)
@@ -207,7 +207,7 @@ def test_an_operator_need_not_wait_for_the_quarantine() -> None:
 # --- What does not ----------------------------------------------------------------------------
 
 
-def test_a_ledger_made_at_any_time_is_never_garbage() -> None:
+def test_existing_ledger_is_never_garbage_whenever_created() -> None:
     """B11: between scans, during one, with its first add late or early."""
 
     async def story(site: Site) -> None:
@@ -235,7 +235,7 @@ def test_a_ledger_made_at_any_time_is_never_garbage() -> None:
     tell(story)
 
 
-def test_one_that_comes_back_in_quarantine_stays() -> None:
+def test_ledger_restored_in_quarantine_is_kept() -> None:
     """B11: an operator deleted the wrong one, and restores its metadata."""
 
     async def story(site: Site) -> None:
@@ -252,7 +252,7 @@ def test_one_that_comes_back_in_quarantine_stays() -> None:
     tell(story)
 
 
-def test_nothing_is_acknowledged_between_the_last_check_and_the_deletion(
+def test_adds_are_refused_between_last_check_and_deletion(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """B1, B11: one that is created again in that moment may fail, and must not be lost."""
@@ -280,7 +280,7 @@ def test_nothing_is_acknowledged_between_the_last_check_and_the_deletion(
     tell(story)
 
 
-def test_a_restart_begins_anew_and_loses_nothing() -> None:
+def test_restart_begins_the_quarantine_again() -> None:
     async def story(site: Site) -> None:
         await site.fill(1, 2)
         await site.delete(1)
@@ -294,7 +294,7 @@ def test_a_restart_begins_anew_and_loses_nothing() -> None:
     tell(story)
 
 
-def test_a_store_that_is_away_says_nothing_about_any_ledger() -> None:
+def test_metadata_outage_makes_no_ledger_suspect() -> None:
     """B11."""
 
     async def story(site: Site) -> None:
@@ -316,7 +316,7 @@ def test_a_store_that_is_away_says_nothing_about_any_ledger() -> None:
 
 
 @pytest.mark.parametrize("how", ["emptied", "another cluster", "own trees gone", "no instance id"])
-def test_another_or_an_emptied_cluster_says_nothing_about_any_ledger(how: str) -> None:
+def test_emptied_or_foreign_cluster_deletes_no_ledger(how: str) -> None:
     """B11."""
 
     async def story(site: Site) -> None:
@@ -348,7 +348,7 @@ async def remove(store: MetadataStore, path: str) -> None:
     await store.delete(path)
 
 
-def test_listings_with_holes_delete_nothing_that_exists() -> None:
+def test_partial_listings_delete_no_existing_ledger() -> None:
     """B11: each is asked for by itself in the end."""
 
     async def story(site: Site) -> None:
@@ -365,7 +365,7 @@ def test_listings_with_holes_delete_nothing_that_exists() -> None:
     tell(story)
 
 
-def test_many_at_once_wait_for_an_operator() -> None:
+def test_many_deletions_wait_for_an_operator() -> None:
     """B11: and go once an operator says so; a scan that fails meanwhile does not release them."""
 
     async def story(site: Site) -> None:
@@ -401,7 +401,7 @@ def test_without_metadata_nothing_is_garbage() -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_the_census_is_the_difference_of_two_sets(seed: int) -> None:
+def test_scan_returns_ids_absent_from_metadata(seed: int) -> None:
     """Whatever ids are here and there, dense or far apart."""
 
     async def story(site: Site) -> None:
@@ -420,7 +420,7 @@ def test_the_census_is_the_difference_of_two_sets(seed: int) -> None:
     tell(story, seed=seed, layout=Layout.LONG_HIERARCHICAL)
 
 
-def test_a_layout_that_was_lost_is_written_down_again() -> None:
+def test_missing_layout_node_is_rewritten() -> None:
     """Without it every look at the cluster walks all of it, for as long as bookies run."""
 
     async def story(site: Site) -> None:
@@ -437,7 +437,7 @@ def test_a_layout_that_was_lost_is_written_down_again() -> None:
     tell(story)
 
 
-def test_deletions_leave_a_full_journal_to_fences() -> None:
+def test_deletion_is_refused_when_only_fence_space_is_left() -> None:
     """B4: what cannot be made anywhere else comes first."""
 
     async def story(site: Site) -> None:

@@ -235,7 +235,7 @@ async def remove(node: Node, directory: str) -> None:
 # --- One at a time ----------------------------------------------------------------------------
 
 
-def test_a_new_bookie_is_made_and_found_again() -> None:
+def test_new_bookie_keeps_its_identity_on_restart() -> None:
     """B8."""
 
     async def story(village: Village) -> None:
@@ -251,7 +251,7 @@ def test_a_new_bookie_is_made_and_found_again() -> None:
     Village().run(story)
 
 
-def test_a_wiped_bookie_is_refused_until_it_is_formatted() -> None:
+def test_wiped_bookie_is_refused_until_formatted() -> None:
     """B8: its silence would be taken for a proof."""
 
     async def story(village: Village) -> None:
@@ -272,7 +272,7 @@ def test_a_wiped_bookie_is_refused_until_it_is_formatted() -> None:
     Village().run(story)
 
 
-def test_a_formatted_bookie_keeps_writers_out_that_may_have_been_fenced() -> None:
+def test_formatted_bookie_refuses_writers_of_open_ledgers() -> None:
     """B4: the fence went with the disks, the promise did not."""
 
     async def story(village: Village) -> None:
@@ -290,7 +290,7 @@ def test_a_formatted_bookie_keeps_writers_out_that_may_have_been_fenced() -> Non
 
 
 @pytest.mark.parametrize("loses", [format_, write_off_after_loss], ids=["format", "write-off"])
-def test_who_may_have_lost_fences_sends_writers_of_older_ledgers_elsewhere(loses: Work) -> None:
+def test_bookie_that_lost_fences_refuses_writers_of_older_ledgers(loses: Work) -> None:
     """B13: whether they are closed, or are said to be elsewhere."""
 
     async def story(village: Village) -> None:
@@ -352,7 +352,7 @@ class Lying:
         return getattr(self._store, name)
 
 
-def test_one_listing_that_misses_a_ledger_makes_no_format_forget_it() -> None:
+def test_format_finds_a_ledger_missing_from_one_listing() -> None:
     """B8: an open ledger that nobody doubts would be answered with ABSENT."""
 
     async def without_ours(names: list[str]) -> list[str]:
@@ -372,7 +372,7 @@ def test_one_listing_that_misses_a_ledger_makes_no_format_forget_it() -> None:
     Village().run(story)
 
 
-def test_nothing_is_erased_because_of_the_store_of_another_cluster() -> None:
+def test_format_erases_nothing_if_the_cluster_changes() -> None:
     """B8: whatever it lists, it says nothing of the ledgers of ours."""
 
     async def story(village: Village) -> None:
@@ -398,7 +398,7 @@ def test_nothing_is_erased_because_of_the_store_of_another_cluster() -> None:
     Village().run(story)
 
 
-def test_format_waits_for_a_process_that_is_registered() -> None:
+def test_format_waits_until_the_bookie_is_unregistered() -> None:
     async def story(village: Village) -> None:
         await village.live(establish)
         path = f"{ROOT}/available/{BK1}"
@@ -426,7 +426,7 @@ def test_format_waits_for_a_process_that_is_registered() -> None:
     Village().run(story)
 
 
-def test_two_processes_cannot_have_one_directory() -> None:
+def test_second_establish_of_locked_directories_is_refused() -> None:
     async def story(village: Village) -> None:
         async def twice(node: Node, identity: Identity) -> None:
             locks = await identity.establish()
@@ -441,7 +441,7 @@ def test_two_processes_cannot_have_one_directory() -> None:
     Village().run(story)
 
 
-def test_a_second_bookie_of_one_name_is_refused() -> None:
+def test_second_bookie_with_the_same_id_is_refused() -> None:
     """B8: on a machine of its own, with empty directories of the same names."""
 
     async def story(village: Village) -> None:
@@ -453,7 +453,7 @@ def test_a_second_bookie_of_one_name_is_refused() -> None:
     Village().run(story)
 
 
-def test_another_bookies_disks_are_neither_served_nor_formatted() -> None:
+def test_disks_of_another_bookie_are_not_served_or_formatted() -> None:
     async def story(village: Village) -> None:
         await village.live(storing(fill))
         for work in (establish, format_, rejoin, write_off):
@@ -464,7 +464,7 @@ def test_another_bookies_disks_are_neither_served_nor_formatted() -> None:
     Village().run(story)
 
 
-def test_another_clusters_disks_are_neither_served_nor_formatted() -> None:
+def test_disks_of_another_cluster_are_not_served_or_formatted() -> None:
     async def story(village: Village) -> None:
         await village.live(storing(fill))
         await village.store.set(f"{ROOT}/INSTANCEID", b"00000000-0000-4000-8000-000000000000")
@@ -478,7 +478,7 @@ def test_another_clusters_disks_are_neither_served_nor_formatted() -> None:
     Village().run(story)
 
 
-def test_a_bookie_whose_cookie_was_removed_rejoins_with_all_it_holds() -> None:
+def test_bookie_without_cookie_rejoins_and_keeps_its_entries() -> None:
     async def story(village: Village) -> None:
         await village.live(storing(fill))
         await CookieNodes(village.store, ROOT).delete(BK1)
@@ -491,7 +491,7 @@ def test_a_bookie_whose_cookie_was_removed_rejoins_with_all_it_holds() -> None:
     Village().run(story)
 
 
-def test_a_wiped_bookie_whose_cookie_was_removed_is_not_new() -> None:
+def test_wiped_bookie_without_cookie_is_not_new() -> None:
     """B8: BookKeeper's tools remove cookies; our record stays."""
 
     async def story(village: Village) -> None:
@@ -505,7 +505,7 @@ def test_a_wiped_bookie_whose_cookie_was_removed_is_not_new() -> None:
     Village().run(story)
 
 
-def test_directories_that_moved_rejoin() -> None:
+def test_moved_directories_can_rejoin() -> None:
     async def story(village: Village) -> None:
         first = await village.live(establish)
         moved = replace(STORAGE, journal_dir="/elsewhere/j")
@@ -520,7 +520,7 @@ def test_directories_that_moved_rejoin() -> None:
     Village().run(story)
 
 
-def test_a_new_ledger_directory_rejoins() -> None:
+def test_new_ledger_directory_can_rejoin() -> None:
     async def story(village: Village) -> None:
         first = await village.live(establish)
         more = replace(STORAGE, ledger_dirs=(*STORAGE.ledger_dirs, "/l3"))
@@ -534,7 +534,7 @@ def test_a_new_ledger_directory_rejoins() -> None:
     Village().run(story)
 
 
-def test_a_lost_journal_is_written_off_and_in_doubt() -> None:
+def test_entries_are_unknown_after_journal_write_off() -> None:
     """B8: what it may have held is UNKNOWN, and so is whom it kept out."""
 
     async def story(village: Village) -> None:
@@ -580,7 +580,7 @@ async def count_answers(storage: Storage) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("lost", DIRECTORIES)
-def test_whatever_directory_is_lost_what_is_left_is_answered(lost: str) -> None:
+def test_write_off_of_any_directory_keeps_the_other_entries(lost: str) -> None:
     """B8: and what was lost is never reported as absent."""
 
     async def story(village: Village) -> None:
@@ -599,7 +599,7 @@ def test_whatever_directory_is_lost_what_is_left_is_answered(lost: str) -> None:
 
 
 @pytest.mark.parametrize("lost", DIRECTORIES)
-def test_a_write_off_says_how_much_is_unknown(lost: str) -> None:
+def test_write_off_reports_how_much_is_unknown(lost: str) -> None:
     """Not only what metadata knows of: a lost log may have been of closed ledgers alone."""
 
     async def give_up(node: Node, identity: Identity) -> Formatted:
@@ -623,7 +623,7 @@ def test_a_write_off_says_how_much_is_unknown(lost: str) -> None:
     Village().run(story)
 
 
-def test_a_damaged_stamp_is_written_anew() -> None:
+def test_damaged_stamp_is_rewritten_by_rejoin() -> None:
     async def story(village: Village) -> None:
         first = await village.live(storing(fill))
         first = await village.live(establish)
@@ -640,7 +640,7 @@ def test_a_damaged_stamp_is_written_anew() -> None:
     Village().run(story)
 
 
-def test_directories_of_two_bookies_never_become_one() -> None:
+def test_directories_of_two_bookies_are_never_mixed() -> None:
     """Not even if a stamp that tells them apart is gone: their files do, too."""
 
     async def story(village: Village) -> None:
@@ -658,7 +658,7 @@ def test_directories_of_two_bookies_never_become_one() -> None:
     Village().run(story)
 
 
-def test_the_doctor_touches_nothing() -> None:
+def test_doctor_changes_nothing() -> None:
     async def story(village: Village) -> None:
         assert (await village.live(look)).standing is StartDecision.NEW
         assert village.node.disk.system.find("/j") is None
@@ -674,7 +674,7 @@ def test_the_doctor_touches_nothing() -> None:
     ("directory", "suffix", "remedy"),
     [("/j", ".journal", WRITE_OFF), ("/l1", "", FORMAT)],
 )
-def test_the_doctor_misses_a_file(directory: str, suffix: str, remedy: str) -> None:
+def test_doctor_reports_a_missing_file(directory: str, suffix: str, remedy: str) -> None:
     """The same that the storage would miss, with the same advice."""
 
     async def story(village: Village) -> None:
@@ -792,7 +792,7 @@ async def ruin_both_catalogs(disk: Disk) -> None:
         ruin_both_catalogs,
     ],
 )
-def test_the_doctor_says_what_a_start_says(damage: Damage) -> None:
+def test_doctor_reports_the_same_refusal_as_a_start(damage: Damage) -> None:
     """Word for word, and with the same advice; and nobody starts what it calls fine."""
 
     async def story(village: Village) -> None:
@@ -810,7 +810,7 @@ def test_the_doctor_says_what_a_start_says(damage: Damage) -> None:
 
 
 @pytest.mark.parametrize("cut_at", range(12, 54, 6))
-def test_the_doctor_finds_nothing_wrong_with_what_a_kill_leaves(cut_at: int) -> None:
+def test_doctor_finds_no_problem_after_a_kill(cut_at: int) -> None:
     """Files that boot cut off behind their end are shorter than they were born."""
 
     async def story(village: Village) -> None:
@@ -830,7 +830,7 @@ def test_the_doctor_finds_nothing_wrong_with_what_a_kill_leaves(cut_at: int) -> 
     Village().run(story)
 
 
-def test_the_doctor_sees_that_it_runs() -> None:
+def test_doctor_detects_a_running_bookie() -> None:
     async def story(village: Village) -> None:
         async def look_twice(node: Node, identity: Identity) -> None:
             locks = await identity.establish()
@@ -872,7 +872,7 @@ def test_directories_restored_from_a_copy_are_refused_until_written_off() -> Non
 
 
 @pytest.mark.parametrize("directory", DIRECTORIES)
-def test_a_single_directory_that_was_restored_is_told(directory: str) -> None:
+def test_single_restored_directory_is_refused(directory: str) -> None:
     async def story(village: Village) -> None:
         await village.live(establish)
         stamp = f"{directory}/{STAMP}"
@@ -889,7 +889,7 @@ def test_a_single_directory_that_was_restored_is_told(directory: str) -> None:
     Village().run(story)
 
 
-def test_of_two_copies_that_start_by_turns_the_first_goes_on() -> None:
+def test_only_the_first_of_two_copies_to_start_serves() -> None:
     """B8: wherever each of them was when the other began."""
 
     async def story(village: Village) -> None:
@@ -904,7 +904,7 @@ def test_of_two_copies_that_start_by_turns_the_first_goes_on() -> None:
     Village().run(story)
 
 
-def test_of_two_copies_that_start_at_once_one_goes_on() -> None:
+def test_only_one_of_two_copies_starting_at_once_serves() -> None:
     async def story(village: Village) -> None:
         await village.live(establish)
         other = village.world.node("b2")
@@ -926,7 +926,7 @@ def test_of_two_copies_that_start_at_once_one_goes_on() -> None:
         Village(seed).run(story)
 
 
-def test_a_full_disk_keeps_no_bookie_from_starting() -> None:
+def test_bookie_starts_on_a_full_disk() -> None:
     async def story(village: Village) -> None:
         await village.live(establish)
         village.node.disk.capacity_bytes = village.node.disk.system.used_bytes
@@ -938,7 +938,7 @@ def test_a_full_disk_keeps_no_bookie_from_starting() -> None:
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
-def test_a_disk_that_is_full_for_us_keeps_no_bookie_from_starting(
+def test_bookie_starts_despite_enospc_or_edquot(
     number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A quota is a full disk, too."""
@@ -992,7 +992,7 @@ async def refusal_of(village: Village) -> WrongBookie | None:
     return None
 
 
-def test_a_write_off_can_be_cut_off_anywhere() -> None:
+def test_write_off_survives_a_cut_at_every_step() -> None:
     """B8: done again, if need be, it ends where an undisturbed one does."""
 
     async def story(village: Village) -> bool:
@@ -1019,7 +1019,7 @@ async def undisturbed(village: Village, work: Work) -> Any:
 
 
 @pytest.mark.parametrize("seed", CUTS_BOTH_WAYS)
-def test_making_a_bookie_can_be_cut_off_anywhere(seed: int) -> None:
+def test_bookie_creation_survives_a_cut_at_every_step(seed: int) -> None:
     """B8: the next start finishes it or begins again, and never asks anybody."""
 
     async def story(village: Village) -> bool:
@@ -1040,7 +1040,7 @@ def test_making_a_bookie_can_be_cut_off_anywhere(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", CUTS_BOTH_WAYS)
-def test_a_start_can_be_cut_off_anywhere(seed: int) -> None:
+def test_start_survives_a_cut_at_every_step(seed: int) -> None:
     """B8: it locks nobody out, and leaves no copy behind that would pass."""
 
     async def story(village: Village) -> bool:
@@ -1058,7 +1058,7 @@ def test_a_start_can_be_cut_off_anywhere(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", CUTS_BOTH_WAYS)
-def test_of_two_copies_one_goes_on_wherever_the_other_was_cut_off(seed: int) -> None:
+def test_one_of_two_copies_serves_after_a_cut_at_every_step(seed: int) -> None:
     """B8: it has begun a start and not announced it, so that the other copy's has the same number."""
 
     async def story(village: Village) -> bool:
@@ -1080,7 +1080,7 @@ def test_of_two_copies_one_goes_on_wherever_the_other_was_cut_off(seed: int) -> 
     assert cut_everywhere(story, seed) > 10
 
 
-def test_a_format_can_be_cut_off_anywhere() -> None:
+def test_format_survives_a_cut_at_every_step() -> None:
     """B8: the earlier life is all there, or nothing serves before it is formatted again."""
 
     async def story(village: Village) -> bool:
@@ -1105,7 +1105,7 @@ def test_a_format_can_be_cut_off_anywhere() -> None:
     assert cut_everywhere(story) > 25
 
 
-def test_rejoining_can_be_cut_off_anywhere() -> None:
+def test_rejoin_survives_a_cut_at_every_step() -> None:
     async def story(village: Village) -> bool:
         cut_at, village.cut_at = village.cut_at, None
         before = await village.live(storing(fill))

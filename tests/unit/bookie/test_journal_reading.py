@@ -123,7 +123,9 @@ def known_of(found: ReadBack) -> tuple[object, ...]:
 
 
 @pytest.mark.parametrize("seed", range(150))
-async def test_windows_do_not_matter(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_read_back_does_not_depend_on_window_size(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """B3: sound, torn or rotten, and wherever a window ends."""
     chance = random.Random(seed)
     contents, _ = journal(chance)
@@ -147,7 +149,7 @@ async def test_a_file_that_was_never_written_to_is_blank() -> None:
     assert not (await read_back(MemoryFile(written).file, HEADER, 100, 0)).is_blank
 
 
-async def test_what_nothing_proves_durable_begins_behind_the_last_claim() -> None:
+async def test_unproven_part_starts_after_the_last_durability_claim() -> None:
     """B3: the last write, as a rule; nothing, if an idle record or a successor vouches for it."""
     packer = RecordPacker(FILE_ID, FILE_HEADER_BYTES, 100, 99)
     contents, starts = bytearray(HEADER.pack()), array("I")
@@ -165,7 +167,7 @@ async def test_what_nothing_proves_durable_begins_behind_the_last_claim() -> Non
     assert (found.unproven_at, found.end) == (len(contents) - SECTOR, len(contents))
 
 
-async def test_it_is_written_again_as_it_is_and_then_synced(
+async def test_write_again_rewrites_the_range_unchanged_and_syncs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """B3: with the header, if that is as young."""
@@ -185,7 +187,7 @@ async def test_it_is_written_again_as_it_is_and_then_synced(
     assert (file.rewritten, file.syncs) == ([], 1)
 
 
-async def test_what_is_known_to_be_blank_is_not_looked_through(
+async def test_known_blank_file_is_not_scanned(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(journal_reading, "_WINDOW_BYTES", 4096)

@@ -10,7 +10,7 @@ from tests.unit.bookie.test_storage import CONFIG, add, adds, entry, tell
 PAYLOAD = bytes(8_000)
 
 
-def test_adds_wait_for_checkpoints_that_do_not_keep_up() -> None:
+def test_adds_wait_for_slow_checkpoints() -> None:
     """And are not refused: a writer takes that for a reason to leave."""
 
     async def story(storage: Storage, node: Node) -> None:
@@ -38,7 +38,7 @@ def test_adds_wait_for_checkpoints_that_do_not_keep_up() -> None:
     tell(story)
 
 
-def test_adds_that_wait_for_a_checkpoint_learn_that_it_never_comes() -> None:
+def test_failed_checkpoint_stops_the_storage_while_adds_wait() -> None:
     async def story(storage: Storage, node: Node) -> None:
         async def no_checkpoint() -> bool:
             await asyncio.sleep(100)

@@ -15,14 +15,14 @@ from tests.unit.bookie.test_storage import FRAME_BYTES_MAX, KEY, digest_of, tell
 
 
 @pytest.mark.parametrize("seed", range(30))
-async def test_ids_are_sorted_each_once(seed: int) -> None:
+async def test_ids_are_sorted_without_duplicates(seed: int) -> None:
     chance = random.Random(seed)
     count = chance.choice((0, 1, 5_000, 5_001, 40_000))
     known = [chance.randrange(chance.choice((10, 50_000))) for _ in range(count)]
     assert list(await sorted_ids(known)) == sorted(set(known))
 
 
-async def test_others_have_their_turn_while_ids_are_sorted() -> None:
+async def test_sorting_ids_yields_to_other_tasks() -> None:
     turns = 0
 
     async def other() -> None:
@@ -49,7 +49,7 @@ async def add_confirming(storage: Storage, ledger_id: int, entry_id: int, payloa
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_summaries_agree_with_what_can_be_read(seed: int) -> None:
+def test_summaries_agree_with_reads(seed: int) -> None:
     """Through fences, deletions and checkpoints."""
 
     async def story(storage: Storage, node: Node) -> None:

@@ -19,7 +19,7 @@ def turn_of(
     return LoopBudget(clock or StandingClock(10**9), adds_wait)
 
 
-async def test_who_comes_while_the_last_task_ends_is_served() -> None:
+async def test_request_offered_as_the_last_task_ends_is_served() -> None:
     """It has looked for more and found nothing, and still counts as one of the lane's tasks."""
     served: list[QueuedRequest] = []
     crashes: list[BaseException] = []
@@ -46,7 +46,7 @@ async def test_who_comes_while_the_last_task_ends_is_served() -> None:
     await lane.close()
 
 
-async def test_connections_are_served_in_turn_and_each_has_its_bound() -> None:
+async def test_connections_take_turns_within_their_limits() -> None:
     served: list[str] = []
     running = {"a": 0, "b": 0}
     most = {"a": 0, "b": 0}
@@ -75,7 +75,7 @@ async def test_connections_are_served_in_turn_and_each_has_its_bound() -> None:
     await lane.close()
 
 
-async def test_a_turn_ends_when_enough_was_made_and_the_next_one_begins() -> None:
+async def test_turn_ends_at_its_byte_budget() -> None:
     """However much there is to answer from memory, the loop sees to others in between."""
     turn = turn_of()
     lane = Lane(4, turn, lambda error: None)
@@ -99,7 +99,7 @@ async def test_a_turn_ends_when_enough_was_made_and_the_next_one_begins() -> Non
     await lane.close()
 
 
-async def test_one_task_waits_for_the_next_turn_and_not_all_that_there_may_be() -> None:
+async def test_at_most_two_tasks_wait_for_the_next_turn() -> None:
     turn = turn_of()
     lane = Lane(16, turn, lambda error: None)
     served = 0
@@ -121,7 +121,7 @@ async def test_one_task_waits_for_the_next_turn_and_not_all_that_there_may_be() 
     await lane.close()
 
 
-async def test_one_offer_is_enough_for_all_that_may_wait_at_the_same_time() -> None:
+async def test_one_offer_starts_all_requests_within_the_limit() -> None:
     lane = Lane(8, turn_of(), lambda error: None)
     begun = 0
     may_end = asyncio.Event()
@@ -143,7 +143,7 @@ async def test_one_offer_is_enough_for_all_that_may_wait_at_the_same_time() -> N
     await lane.close()
 
 
-async def test_a_closed_lane_begins_nothing() -> None:
+async def test_closed_lane_starts_no_request() -> None:
     lane = Lane(4, turn_of(), lambda error: None)
     never = asyncio.Event()
 
@@ -160,7 +160,7 @@ async def test_a_closed_lane_begins_nothing() -> None:
     assert queue.running == 0
 
 
-async def test_who_is_not_ready_any_more_can_say_when_it_is() -> None:
+async def test_owner_is_notified_if_its_queue_is_not_ready() -> None:
     """It was offered, and something came between: its owner is notified, else nobody would ask again."""
     lane = Lane(1, turn_of(), lambda error: None)
     told = 0
@@ -183,7 +183,7 @@ async def test_who_is_not_ready_any_more_can_say_when_it_is() -> None:
     await lane.close()
 
 
-async def test_whoever_makes_something_long_has_a_step_in_turn() -> None:
+async def test_long_responses_take_steps_in_turn() -> None:
     turn = turn_of()
     steps: list[str] = []
 
@@ -207,7 +207,7 @@ async def test_whoever_makes_something_long_has_a_step_in_turn() -> None:
     assert beats >= 13  # Others had theirs in between.
 
 
-async def test_who_gives_up_waiting_for_a_step_keeps_nobody_from_it() -> None:
+async def test_cancelled_wait_for_a_step_blocks_no_other() -> None:
     turn = turn_of()
     first, second = (asyncio.create_task(turn.come()) for _ in range(2))
     turn.spend(2_000_000)
@@ -218,7 +218,7 @@ async def test_who_gives_up_waiting_for_a_step_keeps_nobody_from_it() -> None:
     assert first.cancelled()
 
 
-async def test_beside_adds_steps_are_small_and_what_came_is_heard_between_two() -> None:
+async def test_steps_are_small_and_spaced_during_adds() -> None:
     clock = StandingClock(10**9)
     turn = turn_of(clock=clock)
     turns = 0
@@ -255,7 +255,7 @@ async def test_beside_adds_steps_are_small_and_what_came_is_heard_between_two() 
     assert afterwards == alone
 
 
-async def test_background_reads_wait_for_adds_to_be_written_but_not_for_ever() -> None:
+async def test_reads_wait_for_adds_to_be_written_but_not_forever() -> None:
     adds_wait = True
     turn = turn_of(lambda: adds_wait)
     step = asyncio.create_task(turn.come())
@@ -270,7 +270,7 @@ async def test_background_reads_wait_for_adds_to_be_written_but_not_for_ever() -
         await turn.come()
 
 
-async def test_however_many_write_what_is_urgent_is_begun_soon() -> None:
+async def test_request_starts_soon_despite_many_writers() -> None:
     turn = turn_of()
     line, lane = StepQueue(turn), Lane(4, turn, lambda error: None)
     written: list[int] = []
@@ -304,7 +304,7 @@ async def test_however_many_write_what_is_urgent_is_begun_soon() -> None:
     await lane.close()
 
 
-async def test_a_line_goes_on_when_one_of_it_fails_and_without_who_leaves_it() -> None:
+async def test_step_queue_survives_a_failing_or_leaving_member() -> None:
     line = StepQueue(turn_of())
     gone_on: list[str] = []
     failures: list[object] = []
@@ -334,7 +334,7 @@ async def test_a_line_goes_on_when_one_of_it_fails_and_without_who_leaves_it() -
 
 
 @pytest.mark.parametrize("is_beside_adds", [False, True])
-async def test_a_lane_that_never_lets_go_leaves_every_other_turn_to_the_other(
+async def test_busy_lane_leaves_every_other_turn_to_the_other_lane(
     is_beside_adds: bool,
 ) -> None:
     """What memory answers does not wait for a disk in between."""

@@ -75,7 +75,7 @@ async def test_several_readers_of_one_record_read_it_once() -> None:
     assert len(file.reads) == 1
 
 
-async def test_who_comes_behind_another_reads_ahead_and_nothing_twice() -> None:
+async def test_sequential_reader_reads_ahead_and_nothing_twice() -> None:
     """Like a reader that requests the next stretch before it has had the last."""
     records, file = written()
     async with asyncio.timeout(30), asyncio.TaskGroup() as group:
@@ -112,7 +112,7 @@ async def test_several_requests_of_one_reader_are_read_in_order() -> None:
     assert len(file.reads) <= 2 + -(-records.end // (512 * 1024))
 
 
-async def test_what_was_not_kept_or_is_damaged_is_read_by_whoever_waited_for_it() -> None:
+async def test_uncached_or_damaged_record_is_read_by_each_waiter() -> None:
     records, file = written(cache_bytes=10)
     file.gate.set()
     assert await asyncio.gather(*(records.body(3) for _ in range(3))) == [BODIES[3]] * 3
@@ -123,7 +123,7 @@ async def test_what_was_not_kept_or_is_damaged_is_read_by_whoever_waited_for_it(
     assert [type(each) for each in found] == [TornRecord] * 3
 
 
-async def test_a_reader_that_gives_up_leaves_the_others_their_record() -> None:
+async def test_cancelled_reader_does_not_fail_the_others() -> None:
     records, file = written()
     first, second = (asyncio.create_task(records.body(5)) for _ in range(2))
     await until_reads(file, 1)

@@ -94,7 +94,7 @@ async def walk(records: RecordFile) -> list[bytes | None]:
     return found
 
 
-def test_each_record_is_read_once_and_nothing_is_kept() -> None:
+def test_each_record_is_read_once_and_not_cached() -> None:
     cache = Cache(ByteCache(1))
     records, file = written(cache)
     assert asyncio.run(walk(records)) == BODIES
@@ -103,13 +103,13 @@ def test_each_record_is_read_once_and_nothing_is_kept() -> None:
 
 
 @pytest.mark.parametrize("cache_bytes", [100_000, 1_000_000])
-def test_what_is_in_memory_is_not_read(cache_bytes: int) -> None:
+def test_cached_records_are_not_read_from_disk(cache_bytes: int) -> None:
     records, file = written(Cache(ByteCache(cache_bytes)))
     assert asyncio.run(walk(records)) == BODIES
     assert (file.bytes_read == 0) == (cache_bytes > 2 * sum(map(len, BODIES[:-2])))
 
 
-def test_a_damaged_record_is_the_only_one_to_be_missed() -> None:
+def test_damaged_record_is_the_only_one_missing() -> None:
     records, file = written(Cache(ByteCache(1)))
     file.contents[records.records[500] + 100] ^= 1
     found = asyncio.run(walk(records))
@@ -120,7 +120,7 @@ def test_a_damaged_record_is_the_only_one_to_be_missed() -> None:
 MANY = [bytes([number]) * 65_536 for number in range(200)]
 
 
-def test_what_is_read_in_order_is_announced_some_stretches_ahead() -> None:
+def test_sequential_reads_are_prefetched() -> None:
     """With the very arguments of the read to come; but for the first two of them."""
     records, file = written(Cache(ByteCache(1_000_000)), MANY)
 
@@ -138,7 +138,7 @@ def test_what_is_read_in_order_is_announced_some_stretches_ahead() -> None:
     assert len(announced) <= len(file.reads) + 2
 
 
-def test_what_is_read_at_random_is_not_announced() -> None:
+def test_random_reads_are_not_prefetched() -> None:
     records, file = written(Cache(ByteCache(1_000_000)), MANY)
 
     async def read_at_random() -> None:
@@ -150,7 +150,7 @@ def test_what_is_read_at_random_is_not_announced() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_entries_of_all_sizes_are_cut_out_of_their_records(seed: int) -> None:
+def test_entries_of_any_size_are_read_from_their_records(seed: int) -> None:
     """Runs of one size, as adds of one writer lie, and others between them and in their midst."""
     chance = random.Random(seed)
     bodies: list[bytes] = []
@@ -172,7 +172,7 @@ def test_entries_of_all_sizes_are_cut_out_of_their_records(seed: int) -> None:
     assert asyncio.run(records.read_run(positions[some], lengths[some])) == wanted[some]
 
 
-def test_a_run_ends_before_what_lies_in_no_record() -> None:
+def test_run_ends_before_a_position_outside_records() -> None:
     """As at a damaged one."""
     records, _ = written(Cache(ByteCache(1_000_000)), MANY)
     first, second = (records.records[number] + HEAD_BYTES for number in (3, 4))

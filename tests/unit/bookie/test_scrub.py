@@ -40,7 +40,7 @@ async def unknown_of(storage: Storage, ledgers: range, entries: int) -> list[tup
     return unknown
 
 
-def test_a_sound_store_has_no_damage() -> None:
+def test_scrub_of_a_sound_store_finds_no_damage() -> None:
     async def story(storage: Storage, node: Node) -> None:
         await fill(storage, range(20), entries=40, size=300)
         await fill(storage, range(100, 101), entries=80, size=1000)
@@ -57,7 +57,7 @@ def test_a_sound_store_has_no_damage() -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_every_damage_that_readers_would_meet_is_found(seed: int) -> None:
+def test_scrub_finds_all_damage_that_reads_would_meet(seed: int) -> None:
     """B1, B12: and no more than that is in doubt."""
 
     async def story(storage: Storage, node: Node) -> None:
@@ -103,7 +103,7 @@ def test_every_damage_that_readers_would_meet_is_found(seed: int) -> None:
     tell(story, seed=seed)
 
 
-def test_a_damaged_ledger_is_named_in_the_log_once() -> None:
+def test_damaged_ledger_is_logged_once() -> None:
     """By the scrub that finds the damage, not again by the compaction that removes the log."""
 
     async def story(storage: Storage, node: Node) -> None:
@@ -132,7 +132,7 @@ def test_a_damaged_ledger_is_named_in_the_log_once() -> None:
     tell(story)
 
 
-def test_a_restart_goes_on_where_it_was() -> None:
+def test_scrub_resumes_where_it_stopped_after_a_restart() -> None:
     async def story(storage: Storage, node: Node) -> None:
         await fill(storage, range(1), entries=400, size=1000)
         await settle(storage)
@@ -156,7 +156,7 @@ def test_a_restart_goes_on_where_it_was() -> None:
     tell(story)
 
 
-def test_it_reads_no_faster_than_it_may_and_not_while_suspended() -> None:
+def test_scrub_stays_below_its_rate_limit_and_can_be_suspended() -> None:
     async def story(storage: Storage, node: Node) -> None:
         await fill(storage, range(1), entries=200, size=1000)
         await settle(storage)
@@ -198,7 +198,7 @@ def test_one_ledger_is_verified_on_demand() -> None:
 
 
 @pytest.mark.parametrize("copy", "ab")
-def test_a_damaged_copy_of_the_catalog_is_replaced_while_there_is_another(copy: str) -> None:
+def test_damaged_catalog_copy_is_replaced(copy: str) -> None:
     """B1: it takes one to start, and the other may rot, too."""
 
     async def story(storage: Storage, node: Node) -> None:

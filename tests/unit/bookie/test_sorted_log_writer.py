@@ -78,7 +78,7 @@ def run(ledgers: Ledgers) -> tuple[NewLog, Pauses]:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_entries_are_found_however_large_they_are(seed: int) -> None:
+def test_entries_of_any_size_are_found(seed: int) -> None:
     """B1."""
     chance = random.Random(seed)
     most = chance.choice((3, 300, 20_000, 200_000))
@@ -94,7 +94,7 @@ def test_entries_are_found_however_large_they_are(seed: int) -> None:
     assert pauses.entries == sum(map(len, ledgers.values()))
 
 
-def test_a_record_is_as_long_as_readers_like_it_and_work_rests_after_each() -> None:
+def test_records_have_the_target_size_with_a_pause_after_each() -> None:
     new, pauses = run({each: [bytes(100)] * 50 for each in range(60)})
     records = [*new.records.records, new.records.end]
     sizes = [end - start for start, end in pairwise(records)]

@@ -128,7 +128,7 @@ def test_an_entry_is_read_as_it_was_added() -> None:
     tell(story)
 
 
-def test_the_last_entry_is_another_one_when_a_recovery_has_brought_it() -> None:
+def test_recovery_add_becomes_the_last_entry() -> None:
     """B1: a client that gets the last one takes all after it for absent."""
 
     async def story(storage: Storage, _: Node) -> None:
@@ -142,7 +142,7 @@ def test_the_last_entry_is_another_one_when_a_recovery_has_brought_it() -> None:
     tell(story)
 
 
-def test_absent_is_said_of_entries_and_of_ledgers() -> None:
+def test_absent_entry_and_absent_ledger_raise_different_errors() -> None:
     """B1: and a ledger that somebody spoke of is known."""
 
     async def story(storage: Storage, _: Node) -> None:
@@ -162,7 +162,7 @@ def test_absent_is_said_of_entries_and_of_ledgers() -> None:
     tell(story)
 
 
-def test_an_entry_is_seen_when_it_is_durable() -> None:
+def test_entry_is_readable_only_once_durable() -> None:
     async def story(storage: Storage, node: Node) -> None:
         await add(storage, (7, 0))
         node.disk.hang()
@@ -179,7 +179,7 @@ def test_an_entry_is_seen_when_it_is_durable() -> None:
     tell(story)
 
 
-def test_adds_that_wait_for_the_disk_go_in_one_write() -> None:
+def test_concurrent_adds_share_syncs() -> None:
     async def story(storage: Storage, node: Node) -> None:
         record: list[Operation] = []
         node.disk.record = record
@@ -189,7 +189,7 @@ def test_adds_that_wait_for_the_disk_go_in_one_write() -> None:
     tell(story)
 
 
-def test_giving_way_to_a_write_lasts_until_it_begins_not_until_it_ends() -> None:
+def test_write_is_pending_only_until_it_begins() -> None:
     """A disk may take long, and others can do something meanwhile."""
 
     async def story(storage: Storage, node: Node) -> None:
@@ -211,7 +211,7 @@ def test_giving_way_to_a_write_lasts_until_it_begins_not_until_it_ends() -> None
     tell(story)
 
 
-def test_an_entry_that_is_added_again_is_the_newer_one() -> None:
+def test_newest_add_of_an_entry_is_read() -> None:
     """Copies may differ in what they know of the LAC; recovery writes back with its own."""
 
     async def story(storage: Storage, _: Node) -> None:
@@ -223,7 +223,7 @@ def test_an_entry_that_is_added_again_is_the_newer_one() -> None:
     tell(story)
 
 
-def test_what_is_refused_does_not_reach_the_journal() -> None:
+def test_refused_adds_do_not_reach_the_journal() -> None:
     async def story(storage: Storage, _: Node) -> None:
         await storage.fence(8, KEY)
         admission = storage.add(adds((7, 0), (8, 0), (7, 1), (9, 0)))
@@ -253,7 +253,7 @@ def test_another_key_is_refused() -> None:
     tell(story)
 
 
-def test_version_3_and_version_2_share_a_journal_and_come_back() -> None:
+def test_v2_and_v3_adds_share_a_journal_across_a_restart() -> None:
     async def story(storage: Storage, node: Node) -> None:
         await add(storage, (7, 0))
         packer = v3_adds.V3AddPacker(KEY, digest_of(7), iter(range(9)))
@@ -272,7 +272,7 @@ def test_version_3_and_version_2_share_a_journal_and_come_back() -> None:
 
 
 @pytest.mark.parametrize("where", ["memory", "logs"])
-def test_a_run_is_what_reading_one_by_one_gives(where: str) -> None:
+def test_run_equals_single_reads(where: str) -> None:
     async def story(storage: Storage, node: Node) -> None:
         ids = [*range(40), *range(50, 60), *range(61, 90), 2**40]
         for at in range(0, len(ids), 7):
@@ -302,7 +302,7 @@ def test_a_run_is_what_reading_one_by_one_gives(where: str) -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_run_gives_the_youngest_of_repeats(seed: int) -> None:
+def test_run_returns_the_newest_of_repeats(seed: int) -> None:
     """B12: wherever they lie, in memory, in several journal files, in logs."""
     chance = random.Random(seed)
 
@@ -350,7 +350,7 @@ def test_a_deferred_sync_is_answered_early_and_made_durable_by_force() -> None:
 # --- Fences, LACs, deletions ------------------------------------------------------------------
 
 
-def test_nobody_hears_of_a_fence_before_it_is_durable() -> None:
+def test_fence_is_answered_only_once_durable() -> None:
     """B4: and from the moment it is asked for, adds are refused."""
 
     async def story(storage: Storage, node: Node) -> None:
@@ -373,7 +373,7 @@ def test_nobody_hears_of_a_fence_before_it_is_durable() -> None:
     tell(story)
 
 
-def test_a_fence_holds_for_a_ledger_never_seen_and_over_a_power_cut() -> None:
+def test_fence_of_an_unseen_ledger_survives_a_power_cut() -> None:
     """B4."""
     world = World(3)
     node = world.node("b1")
@@ -400,7 +400,7 @@ def test_a_fence_holds_for_a_ledger_never_seen_and_over_a_power_cut() -> None:
     world.run(scenario())
 
 
-def test_the_explicit_lac_only_rises() -> None:
+def test_explicit_lac_never_falls() -> None:
     async def story(storage: Storage, node: Node) -> None:
         await storage.write_lac(7, KEY, 5, b"five")
         await storage.write_lac(7, KEY, 3, b"three")
@@ -414,7 +414,7 @@ def test_the_explicit_lac_only_rises() -> None:
     tell(story)
 
 
-def test_a_deleted_ledger_does_not_come_back() -> None:
+def test_deleted_ledger_stays_deleted() -> None:
     """B4: not by a late add, not by a restart, not out of an entry log."""
 
     async def story(storage: Storage, node: Node) -> None:
@@ -435,7 +435,7 @@ def test_a_deleted_ledger_does_not_come_back() -> None:
     tell(story)
 
 
-def test_whoever_awaits_a_lac_is_told_though_the_ledger_had_left_memory(
+def test_lac_watcher_is_notified_after_its_ledger_was_evicted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(storage_module, "_LEDGERS_MAX", 4)
@@ -479,7 +479,7 @@ async def settle(storage: Storage) -> None:
     ("ledgers", "entries", "size", "adopted"),
     [(range(1), 300, 1000, True), (range(40), 20, 300, False)],
 )
-def test_everything_is_read_from_entry_logs_of_both_kinds(
+def test_entries_are_read_from_adopted_and_sorted_logs(
     ledgers: range, entries: int, size: int, adopted: bool
 ) -> None:
     async def story(storage: Storage, node: Node) -> None:
@@ -503,7 +503,7 @@ def test_everything_is_read_from_entry_logs_of_both_kinds(
     tell(story)
 
 
-def test_the_journal_is_trimmed_behind_the_mark() -> None:
+def test_journal_files_before_the_replay_start_are_deleted() -> None:
     """B5."""
 
     async def story(storage: Storage, node: Node) -> None:
@@ -516,7 +516,7 @@ def test_the_journal_is_trimmed_behind_the_mark() -> None:
     tell(story)
 
 
-def test_a_failed_checkpoint_pins_the_mark_and_ends_in_read_only() -> None:
+def test_failing_checkpoints_make_storage_read_only_until_room() -> None:
     """B5: and mends itself when there is room again."""
 
     async def story(storage: Storage, node: Node) -> None:
@@ -546,7 +546,7 @@ def test_a_failed_checkpoint_pins_the_mark_and_ends_in_read_only() -> None:
     tell(story)
 
 
-def test_a_full_disk_does_not_keep_a_bookie_from_starting() -> None:
+def test_storage_opens_on_a_full_disk() -> None:
     """However often: each time in what the last file had left, and its fences go on (B4)."""
 
     async def story(storage: Storage, node: Node) -> None:
@@ -613,7 +613,7 @@ def test_bookie_starts_with_a_torn_catalog_on_a_full_disk(copies: str) -> None:
 # --- Who hears of an add ----------------------------------------------------------------------
 
 
-def test_listeners_hear_once_of_all_that_one_write_made_durable() -> None:
+def test_listener_is_called_once_per_write() -> None:
     async def story(storage: Storage, _: Node) -> None:
         heard: list[tuple[str, int, BookieFailed | None]] = []
 
@@ -635,7 +635,7 @@ def test_listeners_hear_once_of_all_that_one_write_made_durable() -> None:
     tell(story)
 
 
-def test_listeners_hear_of_a_journal_that_has_stopped() -> None:
+def test_listeners_are_notified_of_a_stopped_journal() -> None:
     async def story(storage: Storage, node: Node) -> None:
         heard: list[bool] = []
 
@@ -655,7 +655,7 @@ def test_listeners_hear_of_a_journal_that_has_stopped() -> None:
     tell(story)
 
 
-def test_who_adds_while_the_journal_closes_hears_in_order() -> None:
+def test_adds_during_close_are_answered_in_order() -> None:
     """B1: listeners count, so a refusal must not be heard before what was asked for earlier."""
 
     async def story(storage: Storage, node: Node) -> None:
@@ -677,7 +677,7 @@ def test_who_adds_while_the_journal_closes_hears_in_order() -> None:
     tell(story)
 
 
-def test_an_entry_that_moves_away_from_its_reader_is_no_damage(
+def test_log_removed_during_a_read_is_not_damage(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def story(storage: Storage, _: Node) -> None:
@@ -714,7 +714,7 @@ def test_a_closed_storage_leaves_no_file_open() -> None:
     tell(story)
 
 
-def test_a_listener_that_fails_takes_no_answer_from_others() -> None:
+def test_failing_listener_keeps_no_response_from_others() -> None:
     async def story(storage: Storage, _: Node) -> None:
         def broken(_: int, __: BookieFailed | None) -> None:
             raise ZeroDivisionError
@@ -761,7 +761,7 @@ def test_a_failed_write_or_sync_stops_the_bookie(odds: str) -> None:
     tell(story)
 
 
-def test_so_does_a_catalog_that_could_not_be_written_whoever_wrote_it() -> None:
+def test_failed_catalog_write_stops_the_bookie() -> None:
     """B6: only that caller got the response, and may be at the other end of a connection."""
 
     async def story(storage: Storage, node: Node) -> None:
@@ -775,7 +775,7 @@ def test_so_does_a_catalog_that_could_not_be_written_whoever_wrote_it() -> None:
     tell(story)
 
 
-def test_overload_is_answered_busy_and_recovery_still_passes() -> None:
+def test_overload_refuses_adds_except_urgent_ones() -> None:
     async def story(storage: Storage, node: Node) -> None:
         node.disk.hang()
         waiting = []
@@ -796,7 +796,7 @@ def test_overload_is_answered_busy_and_recovery_still_passes() -> None:
     tell(story, config=StorageConfig("/s/journal", ("/s/ledgers",), queued_bytes_max=10_000))
 
 
-def test_two_processes_cannot_have_one_store() -> None:
+def test_store_cannot_be_opened_twice() -> None:
     async def story(_: Storage, node: Node) -> None:
         with pytest.raises(DirectoryInUse):
             await open_storage(node)
@@ -804,7 +804,7 @@ def test_two_processes_cannot_have_one_store() -> None:
     tell(story)
 
 
-def test_a_store_is_made_once_and_opened_only_if_it_was_made() -> None:
+def test_store_is_created_once_and_opened_only_if_created() -> None:
     async def story(storage: Storage, node: Node) -> None:
         with pytest.raises(BadConfig):
             await Storage.make(node.disk, CONFIG, node.randomness)
@@ -843,7 +843,7 @@ def test_a_missing_file_is_named_and_its_loss_can_be_accepted(suffix: str) -> No
     tell(story)
 
 
-def test_another_stores_disk_is_noticed() -> None:
+def test_journal_file_of_another_store_is_refused() -> None:
     async def story(storage: Storage, node: Node) -> None:
         await add(storage, (7, 0))
         await storage.close()
@@ -861,7 +861,7 @@ def test_another_stores_disk_is_noticed() -> None:
 # --- The machine ------------------------------------------------------------------------------
 
 
-async def test_it_lives_on_a_real_disk_as_well(tmp_path: Path) -> None:
+async def test_storage_works_on_a_real_disk(tmp_path: Path) -> None:
     """Both kinds of entry logs, a restart, and a process that is gone without a word."""
     config = StorageConfig(
         f"{tmp_path}/journal", (f"{tmp_path}/l1", f"{tmp_path}/l2"), journal_file_bytes=128 * 1024

@@ -101,7 +101,7 @@ def watch_reads(monkeypatch: pytest.MonkeyPatch, number: int) -> list[int]:
     return read_bytes
 
 
-def test_a_file_that_was_made_ready_is_looked_through_once(
+def test_prepared_journal_file_is_scanned_once_on_open(
     died: FileSystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is of the size of all others, and most starts find one."""
@@ -113,7 +113,7 @@ def test_a_file_that_was_made_ready_is_looked_through_once(
     assert once <= sum(read_bytes) < 1.5 * once  # And a beginning or two.
 
 
-def test_what_a_file_lost_at_its_end_is_in_doubt_where_another_follows(died: FileSystem) -> None:
+def test_lost_end_of_a_file_with_a_successor_is_unknown(died: FileSystem) -> None:
     """B1: no torn tail, though the first head in the other is damaged, too: there are two proofs, what a
     record there claims, and the gap between their numbers."""
     first, second, _ = journals(died)
@@ -147,7 +147,7 @@ def test_record_proved_by_a_later_file_is_kept_with_a_damaged_head(
         step(storage.read(7, rows[0].last_entry))
 
 
-def test_the_doctor_looks_through_a_file_that_was_cut_short_in_pieces(
+def test_doctor_scans_a_truncated_file_in_windows(
     died: FileSystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A journal file may be as large as the memory that is left. What is damaged is not read so."""

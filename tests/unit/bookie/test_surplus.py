@@ -107,7 +107,7 @@ async def reopen(site: Site) -> Storage:
 
 
 @pytest.mark.parametrize("where", ["memory", "logs"])
-def test_copies_that_metadata_names_elsewhere_go_after_two_looks(where: str) -> None:
+def test_surplus_copies_are_dropped_after_two_checks(where: str) -> None:
     """B16: they are called absent then, not unknown; key and fence stay."""
 
     async def story(site: Site) -> None:
@@ -142,7 +142,7 @@ def test_copies_that_metadata_names_elsewhere_go_after_two_looks(where: str) -> 
 
 
 @pytest.mark.parametrize("rolls", range(4))
-def test_what_a_recovery_adds_after_the_drop_counts(rolls: int) -> None:
+def test_recovery_adds_after_a_drop_are_kept(rolls: int) -> None:
     """B16: over restarts, whether before and behind the drop journal files went to logs or not."""
 
     async def story(site: Site) -> None:
@@ -172,7 +172,7 @@ def test_what_a_recovery_adds_after_the_drop_counts(rolls: int) -> None:
     tell(story)
 
 
-def test_entries_in_a_log_that_a_checkpoint_is_making_go_too() -> None:
+def test_drop_covers_entries_in_a_running_checkpoint() -> None:
     """B5, B16."""
 
     async def story(site: Site) -> None:
@@ -193,7 +193,7 @@ def test_entries_in_a_log_that_a_checkpoint_is_making_go_too() -> None:
 # --- What stays -------------------------------------------------------------------------------
 
 
-def test_copies_stay_that_came_after_the_first_look() -> None:
+def test_copies_added_after_the_first_check_are_kept() -> None:
     """B16: a repair that takes no locks copies first, and names us afterwards."""
 
     async def story(site: Site) -> None:
@@ -210,7 +210,7 @@ def test_copies_stay_that_came_after_the_first_look() -> None:
     tell(story)
 
 
-def test_copies_stay_while_a_repair_has_the_lock() -> None:
+def test_copies_are_kept_while_a_repair_holds_the_lock() -> None:
     """B16: it relies on what is listed here."""
 
     async def story(site: Site) -> None:
@@ -230,7 +230,7 @@ def test_copies_stay_while_a_repair_has_the_lock() -> None:
     tell(story)
 
 
-def test_copies_stay_if_the_lock_may_be_over_before_they_go(
+def test_copies_are_kept_if_the_lock_may_have_expired(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """B16: a bookie that stood still for longer than its session lasts drops nothing."""
@@ -254,7 +254,7 @@ def test_copies_stay_if_the_lock_may_be_over_before_they_go(
     tell(story)
 
 
-def test_a_ledger_with_doubts_stays_until_it_is_healed() -> None:
+def test_ledger_with_possible_losses_is_kept_until_healed() -> None:
     """B1, B16: what may have been lost is not called absent."""
 
     async def story(site: Site) -> None:
@@ -270,7 +270,7 @@ def test_a_ledger_with_doubts_stays_until_it_is_healed() -> None:
     tell(story)
 
 
-def test_a_store_that_is_away_says_nothing() -> None:
+def test_metadata_outage_drops_no_copies() -> None:
     """B16."""
 
     async def story(site: Site) -> None:
@@ -286,7 +286,7 @@ def test_a_store_that_is_away_says_nothing() -> None:
     tell(story)
 
 
-def test_nothing_is_listed_while_it_is_about_to_go() -> None:
+def test_entries_are_not_listed_during_a_drop() -> None:
     """B16: a worker that has the lock by then copies it all."""
 
     async def story(site: Site) -> None:

@@ -112,7 +112,7 @@ async def reading(scene: Scene, count: int, answers: int) -> list[Taker]:
     return takers
 
 
-def test_what_is_urgent_meets_many_writers_as_one() -> None:
+def test_urgent_reads_wait_few_turns_despite_many_writers() -> None:
     async def story(scene: Scene) -> None:
         takers = await reading(scene, 60, answers=1)
         urgent = [Taker(scene.server._shared) for _ in range(8)]
@@ -133,7 +133,7 @@ def test_what_is_urgent_meets_many_writers_as_one() -> None:
     tell_with_room(story)
 
 
-def test_acks_wait_for_the_answer_that_has_begun_and_hurry_it(
+def test_acks_follow_and_speed_up_the_response_in_progress(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Others are being written as well, and their own client has more of them to come."""

@@ -72,7 +72,7 @@ def some_table(chance: random.Random) -> JournalIndex:
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_a_footer_finds_what_the_memtable_finds(seed: int) -> None:
+def test_footer_agrees_with_memtable(seed: int) -> None:
     table = some_table(random.Random(seed))
     file = packed(table, [1024, 2048])
     tables = load(file)
@@ -105,7 +105,7 @@ def find_both(file: bytes) -> None:
     find(file, tables, 4, 9)
 
 
-def test_every_flipped_byte_of_a_footer_is_noticed() -> None:
+def test_every_flipped_footer_byte_is_detected() -> None:
     """B2: in a page, a table or the trailer."""
     table = JournalIndex()
     table.add_group(3, 0, [0, 1, 7], [100, 200, 300], [50, 51, 52])
@@ -118,7 +118,7 @@ def test_every_flipped_byte_of_a_footer_is_noticed() -> None:
             find_both(bytes(damaged))
 
 
-def test_the_footer_of_another_file_is_none() -> None:
+def test_footer_of_another_file_is_rejected() -> None:
     """B2: the seed is the file's id and the position."""
     table = JournalIndex()
     table.add_group(3, 0, [0], [100], [50])

@@ -15,7 +15,7 @@ def ids(*ledger_ids: int) -> IntArray:
     return array("q", ledger_ids)
 
 
-def test_two_scans_late_enough_and_a_quarantine() -> None:
+def test_garbage_needs_two_scans_apart_and_a_quarantine() -> None:
     """B11."""
     suspects = Suspects(INTERVAL, QUARANTINE, 0.5)
     suspects.on_scan(0, 10, ids(3, 5), ledgers=10)
@@ -28,7 +28,7 @@ def test_two_scans_late_enough_and_a_quarantine() -> None:
     assert list(suspects.judge(130, force=True).garbage) == [3, 5]
 
 
-def test_one_that_is_named_again_begins_anew() -> None:
+def test_ledger_seen_again_restarts_its_scans() -> None:
     """B11: metadata was restored, or one scan met a hole."""
     suspects = Suspects(INTERVAL, QUARANTINE, 0.5)
     suspects.on_scan(0, 10, ids(3, 5), ledgers=10)
@@ -38,7 +38,7 @@ def test_one_that_is_named_again_begins_anew() -> None:
     assert list(suspects.judge(10**6, force=True).garbage) == [5]
 
 
-def test_many_at_once_need_an_operator() -> None:
+def test_many_deletions_at_once_need_an_operator() -> None:
     """B11: that is how a wrong or emptied metadata store looks."""
     suspects = Suspects(INTERVAL, QUARANTINE, 0.5)
     gone = ids(*range(600))
@@ -52,7 +52,7 @@ def test_many_at_once_need_an_operator() -> None:
     assert suspects.judge(10**6, force=False).garbage == ids(*range(400))
 
 
-def test_a_handful_is_never_many() -> None:
+def test_few_deletions_need_no_operator() -> None:
     suspects = Suspects(INTERVAL, QUARANTINE, 0.5)
     for now in (0, 1000):
         suspects.on_scan(now, now, ids(1, 2, 3), ledgers=3)
@@ -60,7 +60,7 @@ def test_a_handful_is_never_many() -> None:
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_garbage_is_what_was_absent_all_the_while(seed: int) -> None:
+def test_garbage_agrees_with_a_model_of_all_scans(seed: int) -> None:
     """B11, against all scans kept in full."""
     chance = random.Random(seed)
     suspects = Suspects(INTERVAL, QUARANTINE, 1.0)

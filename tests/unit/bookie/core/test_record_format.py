@@ -17,7 +17,7 @@ from rollbook.proto.errors import UnsupportedVersion
 from tests.unit.bookie.core.record_files import BODIES, FILE_ID, HEADER, read, write
 
 
-def test_what_was_written_is_read() -> None:
+def test_records_are_read_as_written() -> None:
     file = write(BODIES)
     bodies, found = read(file.contents)
     assert bodies == BODIES
@@ -26,7 +26,7 @@ def test_what_was_written_is_read() -> None:
     assert not found.is_ended
 
 
-def test_a_payload_that_holds_a_journal_is_not_taken_for_one() -> None:
+def test_journal_bytes_in_a_payload_are_not_read_as_records() -> None:
     """B2: the seed is the file's id and the position."""
     inner = write(BODIES, ended=True)
     file = write([bytes(inner.contents), b"x", bytes(inner.contents[FILE_HEADER_BYTES:])])
@@ -36,7 +36,7 @@ def test_a_payload_that_holds_a_journal_is_not_taken_for_one() -> None:
     assert read(file.contents)[0] == []
 
 
-def test_records_of_an_older_file_are_none_of_ours() -> None:
+def test_records_of_an_older_file_are_ignored() -> None:
     """B2: blocks that a disk hands out again may hold yesterday's journal."""
     older = write(BODIES, ended=True)
     contents = HEADER.pack() + bytes(older.contents[FILE_HEADER_BYTES:])
@@ -44,7 +44,7 @@ def test_records_of_an_older_file_are_none_of_ours() -> None:
     assert scan(reader).records == ()
 
 
-def test_a_file_header_survives_the_loss_of_one_sector() -> None:
+def test_file_header_survives_any_flipped_byte() -> None:
     packed = HEADER.pack()
     assert unpack_file_header(packed) == HEADER
     for position in range(len(packed)):
@@ -56,7 +56,7 @@ def test_a_file_header_survives_the_loss_of_one_sector() -> None:
     assert unpack_file_header(b"") is None
 
 
-def test_a_later_version_is_refused_not_guessed_at(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_later_format_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     from rollbook.bookie.core import record_format as records
 
     monkeypatch.setattr(records, "_VERSION", 2)
@@ -70,7 +70,7 @@ def test_a_later_version_is_refused_not_guessed_at(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_hostile_bytes_are_no_records(seed: int) -> None:
+def test_hostile_bytes_are_not_read_as_records(seed: int) -> None:
     chance = random.Random(seed)
     noise = bytearray(chance.randbytes(4000))
     for _ in range(40):
@@ -80,7 +80,7 @@ def test_hostile_bytes_are_no_records(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_bodies_taken_together_are_those_taken_one_by_one(seed: int) -> None:
+def test_bodies_read_together_equal_bodies_read_one_by_one(seed: int) -> None:
     """Whatever part of a record is damaged, and wherever what was read begins."""
     chance = random.Random(seed)
     file = write([chance.randbytes(chance.choice((0, 1, 40, 700))) for _ in range(20)])

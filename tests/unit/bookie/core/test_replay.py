@@ -60,7 +60,9 @@ def index(memtable: JournalIndex, write: Write) -> None:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_what_was_written_is_what_is_read_back(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replay_rebuilds_the_memtable_of_writing(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The newest of repeats, and nothing from before a deletion; however much is gathered."""
     chance = random.Random(seed)
     monkeypatch.setattr(replaying, "_GATHERED_MAX", chance.choice((1, 30, 2**17)))
@@ -88,7 +90,7 @@ def test_what_was_written_is_what_is_read_back(seed: int, monkeypatch: pytest.Mo
     assert (found.entries, found.entry_bytes) == (written.entries, written.entry_bytes)
 
 
-def test_only_what_must_come_after_it_has_the_gathered_sorted_out(
+def test_only_deletions_flush_gathered_adds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It is worth its cost for many adds at once: not for each record that says nothing of entries."""
