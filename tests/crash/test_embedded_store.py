@@ -75,7 +75,7 @@ async def everything_in(url: str) -> dict[str, tuple[str, int]]:
 
 
 @pytest.mark.parametrize("flaw", [flaw.__name__ for flaw in FOUND_BY_KILLS])
-def test_kills_find_a_store_that(flaw: str, tmp_path: Path) -> None:
+def test_kills_find_planted_store_flaw(flaw: str, tmp_path: Path) -> None:
     """Else the test of the true store would prove nothing. Some need luck with the moment."""
 
     def run(seed: int) -> Outcome:
@@ -87,12 +87,12 @@ def test_kills_find_a_store_that(flaw: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("flaw", [flaw.__name__ for flaw in FOUND_BY_POWER_CUTS])
-def test_power_cuts_find_a_store_that(flaw: str, disk: ForgetfulDisk) -> None:
+def test_power_cuts_find_planted_store_flaw(flaw: str, disk: ForgetfulDisk) -> None:
     assert is_found_out(lambda seed: run_power_cuts(disk, 2, seed, silent, flaw=flaw), 1)
 
 
 @pytest.mark.parametrize("flaw", [flaw.__name__ for flaw in FOUND_BY_FAILED_SYNCS])
-def test_failed_fsyncs_find_a_store_that(flaw: str, disk: ForgetfulDisk) -> None:
+def test_failed_fsyncs_find_planted_store_flaw(flaw: str, disk: ForgetfulDisk) -> None:
     assert is_found_out(lambda seed: run_failed_syncs(disk, 2, seed, silent, flaw=flaw), 1)
 
 

@@ -26,7 +26,7 @@ SET: list[Line] = [*CREATED, ["try", 2, "set", "/a", "w", 0], ["ok", 2, 1]]
 DELETED: list[Line] = [*CREATED, ["try", 2, "delete", "/a", 0], ["ok", 2, None]]
 
 
-def test_what_was_promised_and_holds_is_fine() -> None:
+def test_kept_promises_are_no_violation() -> None:
     assert not verdict({"/a": ("v", 0)}, *CREATED)
     assert not verdict({"/a": ("w", 1)}, *SET)
     assert not verdict({}, *DELETED)
@@ -38,7 +38,7 @@ def test_a_lost_write_is_found() -> None:
     assert verdict({"/a": ("v", 0)}, *DELETED)
 
 
-def test_an_unknown_outcome_allows_both_and_a_read_decides() -> None:
+def test_unknown_outcome_allows_both_until_read() -> None:
     unknown: list[Line] = [["try", 1, "create", "/a", "v"], ["unknown", 1]]
     assert not verdict({}, *unknown)
     assert not verdict({"/a": ("v", 0)}, *unknown)
@@ -48,7 +48,7 @@ def test_an_unknown_outcome_allows_both_and_a_read_decides() -> None:
     assert verdict({"/a": ("v", 0)}, *absent)  # It happened after it was seen not to have.
 
 
-def test_an_operation_that_nobody_heard_of_again_is_unknown() -> None:
+def test_unanswered_operation_has_an_unknown_outcome() -> None:
     assert not verdict({}, ["try", 1, "create", "/a", "v"])
     assert not verdict({"/a": ("v", 0)}, ["try", 1, "create", "/a", "v"])
 
@@ -60,7 +60,7 @@ def test_a_refused_write_that_happened_is_found() -> None:
     assert verdict(COUNTED, ["try", 1, "step", "c", 2, "t2"], ["refused", 1, "MetadataConflict"])
 
 
-def test_a_refusal_for_no_reason_is_found() -> None:
+def test_unjustified_refusal_is_found() -> None:
     create: Line = ["try", 2, "create", "/a", "w"]
     set_it: Line = ["try", 2, "set", "/a", "w", 0]
     assert not verdict({"/a": ("v", 0)}, *CREATED, create, ["refused", 2, "NodeExists"])
@@ -78,7 +78,7 @@ def test_a_stale_or_dirty_read_is_found() -> None:
     assert verdict({"/a": ("w", 1)}, *SET, ["try", 3, "get", "/a"], ["ok", 3, None])
 
 
-def test_a_number_that_was_given_twice_is_found() -> None:
+def test_repeated_sequence_number_is_found() -> None:
     def given(op: int, value: str, path: str) -> list[Line]:
         return [["try", op, "number", "/numbers/n-", value], ["ok", op, path]]
 

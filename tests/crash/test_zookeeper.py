@@ -11,7 +11,7 @@ from tests.support.zookeeper import LocalZooKeeper, running_or_skipped
 SESSION_TIMEOUT_S = 10.0  # Its restart may take half of that on a busy machine.
 
 
-def test_clients_of_a_dying_zookeeper_are_told_the_truth() -> None:
+def test_responses_of_a_killed_zookeeper_are_true() -> None:
     """What was acknowledged is there, what was refused did not happen, no event was missed.
 
     Sessions are left out: a client of a ZooKeeper that is still starting may learn at once

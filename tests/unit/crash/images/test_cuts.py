@@ -42,7 +42,7 @@ def torn() -> FileSystem:
     return system
 
 
-def test_few_images_are_all_there_is_and_none_comes_twice() -> None:
+def test_small_sets_of_images_are_complete_without_duplicates() -> None:
     def tree(system: FileSystem) -> str:
         return repr(system._tree())
 
@@ -51,7 +51,7 @@ def test_few_images_are_all_there_is_and_none_comes_twice() -> None:
     assert len(found) <= sum(1 for _ in every_power_cut(torn()))
 
 
-def test_of_many_images_there_is_a_sample_without_doubles() -> None:
+def test_large_sets_of_images_are_sampled() -> None:
     found = [repr(image._tree()) for image in images(torn(), random.Random(1), 8)]
     assert 4 < len(found) <= 9
 

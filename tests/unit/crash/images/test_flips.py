@@ -30,7 +30,7 @@ def flips(store: StoreAtRest, first: int, stride: int) -> tuple[int, list[str]]:
 
 
 @pytest.mark.parametrize("kind", [DigestType.CRC32C, DigestType.HMAC])
-def test_a_flipped_byte_anywhere_never_makes_a_wrong_answer(kind: DigestType) -> None:
+def test_flipped_byte_never_causes_a_wrong_answer(kind: DigestType) -> None:
     """B1, B2, B3: and entries whose own digest vouches for them survive their record."""
     store = StoreAtRest(kind)
     assert store.judge(store.copy(), {}) == 0
@@ -55,7 +55,7 @@ def test_every_byte_is_flipped_once() -> None:
 
 
 @pytest.mark.parametrize("size", [512, 4096])
-def test_a_lost_sector_or_page_is_noticed(size: int) -> None:
+def test_lost_sector_or_page_causes_no_wrong_answer(size: int) -> None:
     """B1, B2: zeros where something was durable; it may cost a lot, but nothing is made up."""
     store = StoreAtRest(DigestType.HMAC)
     for path, position in [place for place in store.places() if place[1] % (3 * size) == 0]:
@@ -66,7 +66,7 @@ def test_a_lost_sector_or_page_is_noticed(size: int) -> None:
         store.judge_answers(storage)
 
 
-def test_what_one_sector_was_before_is_noticed() -> None:
+def test_sector_with_other_contents_causes_no_wrong_answer() -> None:
     """B1, B2: a sector with the contents of another one of the same file."""
     store, chance = StoreAtRest(DigestType.HMAC), random.Random(1)
     places = [place for place in store.places() if place[1] % 512 == 0]
@@ -97,7 +97,7 @@ BREAKS: dict[str, Break] = {
 
 
 @pytest.mark.parametrize("name", BREAKS)
-def test_broken_storage_is_found_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flips_find_broken_storage(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     store = StoreAtRest(DigestType.HMAC)
     BREAKS[name](monkeypatch)
     places = list(store.places())

@@ -24,5 +24,5 @@ def test_no_power_cut_locks_a_bookie_out_or_lets_a_copy_in() -> None:
 
 
 @pytest.mark.parametrize("name", ["a stamp's name is not synced", "a format doubts nothing"])
-def test_a_broken_identity_shows(name: str) -> None:
+def test_planted_identity_flaw_is_found(name: str) -> None:
     assert find_flaw((name, 0)).what
