@@ -1,4 +1,4 @@
-"""One bookie as its operators see it: what the pages show, over parts that stand still."""
+"""The admin pages of one bookie, shown from fixed parts."""
 
 from types import SimpleNamespace
 from typing import Any, cast
@@ -21,7 +21,7 @@ SECRET = "digest:me:canary"
 
 
 class StandingBookie:
-    """What an `Admin` reads of a bookie."""
+    """The parts of a bookie that `Admin` reads."""
 
     def __init__(self) -> None:
         url = f"zk://zk1,zk2/ledgers?auth={SECRET}"
@@ -103,7 +103,7 @@ async def test_full_disk_keeps_bookie_read_only_despite_operator(
 async def test_stopped_compaction_is_reported_as_unavailable(
     admin: Admin, bookie: StandingBookie
 ) -> None:
-    """What ended it counts, not what is suspended by then."""
+    """The result depends on what ended it, not on what is suspended by then."""
     is_given_up = False
 
     async def run(*, major: bool) -> CompactionState:
@@ -123,7 +123,8 @@ async def test_stopped_compaction_is_reported_as_unavailable(
 async def test_ledger_pages_share_one_snapshot(
     admin: Admin, bookie: StandingBookie, clock: StandingClock
 ) -> None:
-    """So that a walk through them meets each ledger once; a first page, or a late one, reads the list again."""
+    """A walk through the pages meets each ledger once. The list is read again for a first page, and
+    after a minute."""
 
     async def ids(after: int) -> list[int]:
         return [each["ledger_id"] for each in await admin.ledgers(after, 2)]

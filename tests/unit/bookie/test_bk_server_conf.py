@@ -1,4 +1,4 @@
-"""A `bk_server.conf` as operators of BookKeeper have it."""
+"""Translation of BookKeeper's `bk_server.conf`."""
 
 import random
 from pathlib import Path
@@ -28,7 +28,7 @@ def translated(text: str) -> dict[str, dict[str, object]]:
 
 
 def test_ignored_security_keys_are_listed_separately() -> None:
-    """Not what is switched off, nor what has a meaning here."""
+    """Keys that are switched off, or that have a meaning here, are not listed."""
     text = "bookieAuthProviderFactoryClass=org.example.Sasl\nzkEnableSecurity=false\nx=1\n"
     found = translate(parse_properties(text + "tlsClientAuthentication=true"), address_of)
     assert found.unguarded == ("bookieAuthProviderFactoryClass", "tlsClientAuthentication")
@@ -74,7 +74,7 @@ def test_line_of_a_key_is_its_last_occurrence() -> None:
 
 
 def escape(text: str) -> str:
-    """As Java writes them."""
+    """Escapes a key or a value as Java does."""
     named = {"\t": "\\t", "\n": "\\n", "\r": "\\r", "\f": "\\f"}
     return "".join(
         named.get(c)
@@ -99,7 +99,7 @@ def test_properties_written_by_java_are_read_back() -> None:
 
 # --- The keys ---------------------------------------------------------------------------------
 
-# The keys of the file that BookKeeper ships, with its defaults where it has them set.
+# Keys of the file that BookKeeper ships, with the defaults it sets.
 SHIPPED = """
 bookiePort=3181
 allowMultipleDirsUnderSameDiskPartition=true
@@ -205,7 +205,7 @@ def test_file_shipped_with_bookkeeper_is_translated() -> None:
         found.ignored
     )
     assert "bookiePort" not in found.ignored
-    assert "extraServerComponents" not in found.ignored  # Empty: it says nothing.
+    assert "extraServerComponents" not in found.ignored  # An empty value changes nothing.
 
 
 @pytest.mark.parametrize(
@@ -266,7 +266,7 @@ def test_metadata_url(text: str, metadata: str | None) -> None:
 
 
 def test_ledger_manager_type_sets_no_layout() -> None:
-    """BookKeeper does not look at it where there is a LAYOUT, and here LAYOUT or the URL says it."""
+    """BookKeeper ignores the type if there is a LAYOUT; here LAYOUT or the URL sets the layout."""
     found = translated("zkServers=a:1\nledgerManagerType=hierarchical")
     assert MetadataUrl.parse(str(found["bookie"]["metadata"])).layout is None
 
@@ -291,7 +291,8 @@ def test_journal_and_ledger_directories() -> None:
 
 def test_http_and_tls() -> None:
     bookie = translated("httpServerEnabled=true")["bookie"]
-    assert bookie["http"] == "127.0.0.1:8080"  # Not 0.0.0.0, as there: it authenticates nobody.
+    # BookKeeper listens on 0.0.0.0, but this port has no authentication.
+    assert bookie["http"] == "127.0.0.1:8080"
     bookie = translated("httpServerEnabled=true\nhttpServerHost=10.0.0.5\nhttpServerPort=1")[
         "bookie"
     ]
@@ -325,7 +326,7 @@ def test_invalid_value_is_refused(text: str) -> None:
 
 
 def test_every_setting_lists_the_keys_it_depends_on() -> None:
-    """What they translate to without a key and with it differs in the settings that name the key."""
+    """Leaving out a key changes only settings that list this key."""
     whole = {
         **parse_properties(SHIPPED),
         **dict.fromkeys(("journalDirectories", "ledgerDirectories"), "/else"),

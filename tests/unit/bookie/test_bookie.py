@@ -1,4 +1,4 @@
-"""A whole bookie in the simulator: seen when it serves, gone when it does not, one of its name."""
+"""A whole bookie in the simulator: its registration, its sessions, and its end."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -45,7 +45,7 @@ ROOT = "/ledgers"
 ID = BookieId("bk-1")
 WRITABLE, READ_ONLY = f"{ROOT}/available/{ID}", f"{ROOT}/available/readonly/{ID}"
 SESSION_S = 4.0
-PATIENCE_S = 60.0  # Of virtual time.
+PATIENCE_S = 60.0  # Seconds of virtual time.
 SETTINGS = Settings(
     BookieConfig(
         metadata="memory:",
@@ -58,14 +58,14 @@ SETTINGS = Settings(
 
 
 class Town:
-    """A cluster, a machine for a bookie, and somebody who watches."""
+    """A cluster, a machine for a bookie, and an observer of the metadata."""
 
     def __init__(self, seed: int = 1) -> None:
         self.world = World(seed)
         self.node = self.world.node("b1")
         self.settings = SETTINGS
         self.tls: Transport | None = None
-        self.serving: dict[str, Bookie] = {}  # By host.
+        self.serving: dict[str, Bookie] = {}  # The key is the host.
         self.ends: dict[str, BaseException | None] = {}
         self.eyes: MetadataStore
 
@@ -94,13 +94,13 @@ class Town:
         self.world.run(scenario())
 
     async def start(self) -> Process:
-        """It serves, and others see it."""
+        """Starts the bookie and waits until it is registered."""
         process = self.node.start(self.serve)
         await self.until_seen()
         return process
 
     async def until(self, holds: Callable[[], Awaitable[bool]]) -> float:
-        """The moment it does."""
+        """Waits until `holds` returns true; returns the time."""
         watch = await self.eyes.watch(TOP, recursive=True)
         try:
             async with asyncio.timeout(PATIENCE_S):
@@ -171,7 +171,7 @@ def _itself(client: BookieClient) -> BookieClient:
 
 
 def test_bookie_answers_with_its_identity() -> None:
-    """Its address may have belonged to another bookie."""
+    """A client checks it, since the address may have belonged to another bookie."""
 
     async def story(town: Town) -> None:
         await town.start()
@@ -189,7 +189,7 @@ def test_bookie_answers_with_its_identity() -> None:
 
 
 def test_stopping_bookie_unregisters_at_once() -> None:
-    """B9: before its port is closed, and its clients have got their last answers."""
+    """B9: it does so before it closes its port and answers its last requests."""
 
     async def story(town: Town) -> None:
         process = await town.start()
@@ -208,7 +208,7 @@ def test_stopping_bookie_unregisters_at_once() -> None:
 
 
 def test_stop_does_not_wait_for_metadata_or_long_polls() -> None:
-    """Neither for a metadata store that does not answer nor for clients that wait for news."""
+    """The metadata store does not respond, and a client waits in a long poll."""
 
     async def story(town: Town) -> None:
         process = await town.start()
@@ -235,7 +235,7 @@ def test_stop_does_not_wait_for_metadata_or_long_polls() -> None:
 
 
 def test_killed_bookie_registers_again_at_once() -> None:
-    """It holds the lock that the dead process held: RG2 without the wait."""
+    """RG2: it takes over the lock of the dead process, so it need not wait."""
 
     async def story(town: Town) -> None:
         await town.start()
@@ -252,7 +252,7 @@ def test_killed_bookie_registers_again_at_once() -> None:
 
 
 def test_bookie_waits_for_its_old_session_after_a_power_cut() -> None:
-    """RG2: nobody can say of a lock before the boot who holds it now, elsewhere."""
+    """RG2: after a boot nothing shows whether another machine took over the lock."""
 
     async def story(town: Town) -> None:
         await town.start()
@@ -265,7 +265,7 @@ def test_bookie_waits_for_its_old_session_after_a_power_cut() -> None:
 
         back = await town.until(is_back)
         assert SESSION_S / 2 < back - cut < SESSION_S + 5
-        await asyncio.sleep(1)  # It learns of it a moment later than we do.
+        await asyncio.sleep(1)  # The bookie learns of its registration later than the observer.
         assert town.serving["b1"].state is BookieState.SERVING
 
     for seed in range(5):
@@ -273,7 +273,7 @@ def test_bookie_waits_for_its_old_session_after_a_power_cut() -> None:
 
 
 def test_copied_directories_are_refused_while_bookie_runs() -> None:
-    """RG2: the copy has the identity, and another lock."""
+    """RG2: the copy has the same identity, but another lock."""
 
     async def story(town: Town) -> None:
         await town.start()
@@ -293,7 +293,7 @@ def test_copied_directories_are_refused_while_bookie_runs() -> None:
 def test_bookie_opens_a_new_session_after_expiry(seed: int) -> None:
     async def story(town: Town) -> None:
         await town.start()
-        await asyncio.sleep(1)  # It learns of it a moment later than we do.
+        await asyncio.sleep(1)  # The bookie learns of its registration later than the observer.
         for lost in range(1, 4):
             before = await town.owner()
             town.world.metadata.expire(town.node)
@@ -327,7 +327,7 @@ def test_bookie_is_registered_after_a_pause(pause_s: float) -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_pause_while_waiting_for_the_old_session_is_harmless(seed: int) -> None:
-    """The patience may run out while nothing can be heard; what counts is how it is then."""
+    """The wait may time out during the pause; the state after the pause counts."""
 
     async def story(town: Town) -> None:
         await town.start()
@@ -353,7 +353,7 @@ def test_removed_registration_is_restored() -> None:
 
 
 def test_bookie_ends_when_another_process_holds_its_id() -> None:
-    """RG2: while it was cut off somebody else registered under it, and stays."""
+    """RG2: another process registered its id while it was cut off, and keeps it."""
 
     async def story(town: Town) -> None:
         process = await town.start()
@@ -372,7 +372,7 @@ def test_bookie_ends_when_another_process_holds_its_id() -> None:
 
 
 def test_bookie_switches_to_read_only_and_back() -> None:
-    """RG1: by an operator's word; in between it is seen in one place at least."""
+    """RG1: an operator switches it; meanwhile it is always registered in at least one place."""
 
     async def story(town: Town) -> None:
         await town.start()
@@ -416,7 +416,7 @@ def test_bookie_started_read_only_registers_read_only() -> None:
 
 
 def test_uncounted_start_on_a_full_disk_refuses_all_promises() -> None:
-    """B8: else a snapshot of its directories would pass for what promised it, and say ABSENT."""
+    """B8: otherwise a snapshot of its directories could serve, and report entries as ABSENT."""
 
     async def story(town: Town) -> None:
         town.settings = replace(SETTINGS, space=SpaceConfig(reserve_bytes=0))
@@ -500,7 +500,7 @@ def test_failed_journal_ends_the_bookie() -> None:
 
     async def story(town: Town) -> None:
         process = await town.start()
-        await asyncio.sleep(1)  # It learns of it a moment later than we do.
+        await asyncio.sleep(1)  # The bookie learns of its registration later than the observer.
         town.node.disk.sync_error_odds = 1.0
         with suppress(RollbookError):
             await add_entries(town.serving["b1"].storage, 1, [0])
@@ -513,7 +513,7 @@ def test_failed_journal_ends_the_bookie() -> None:
 
 
 def test_failed_journal_ends_a_bookie_before_registration() -> None:
-    """B6: it serves already, and its registration may take long."""
+    """B6: it serves before its registration, which may take long."""
 
     async def story(town: Town) -> None:
         await town.start()
@@ -535,7 +535,7 @@ def test_failed_journal_ends_a_bookie_before_registration() -> None:
 
 
 def test_failed_background_task_ends_the_bookie(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else it would go on, and never be seen to become read-only, for instance."""
+    """Otherwise it would go on, and never register as read-only, for instance."""
     reason = RuntimeError("unforeseen")
 
     async def fail(_bookie: Bookie) -> None:
@@ -575,7 +575,7 @@ def test_refusal_by_a_stale_node_shows_the_command_to_delete_it() -> None:
 
 
 def test_missing_layout_is_written_and_a_missing_cluster_id_is_accepted() -> None:
-    """As old clusters are, and foreign ones."""
+    """Old clusters, and clusters created by other software, lack these nodes."""
 
     async def story(town: Town) -> None:
         for name in ("LAYOUT", "INSTANCEID", "cookies", "available/readonly"):
@@ -624,8 +624,8 @@ def test_layout_written_is_the_one_in_the_metadata_url() -> None:
 def test_addresses_and_bookie_id_from_config(
     config: dict[str, str], found: tuple[str, str, str]
 ) -> None:
-    """AR41: by host and port, unless it is given a name."""
-    places = addresses_of(BookieConfig("memory:", **config))  # type: ignore[arg-type]  # All strings.
+    """AR41: the id is host and port, unless an id is configured."""
+    places = addresses_of(BookieConfig("memory:", **config))  # type: ignore[arg-type]  # All values are strings.
     assert tuple(map(str, places)) == found
 
 
@@ -637,7 +637,7 @@ def test_tls_address_is_registered() -> None:
     async def story(town: Town) -> None:
         config = replace(SETTINGS.bookie, tls_listen="b1:3182", tls_certificate="c")
         town.settings = replace(SETTINGS, bookie=config)
-        town.tls = town.node.transport  # Any: what is behind it is the transport's affair.
+        town.tls = town.node.transport  # Any transport will do: this test makes no TLS connection.
         await town.start()
         node = await town.eyes.get(WRITABLE)
         assert node
@@ -648,7 +648,7 @@ def test_tls_address_is_registered() -> None:
 
 @pytest.mark.parametrize("tls_listen", ["b1:3182", "b1:3181"])
 def test_bookie_is_not_created_if_its_tls_port_is_taken(tls_listen: str) -> None:
-    """Another process has the port, or it has it itself: its id would be there for nothing."""
+    """Another process has the port, or the bookie itself. It must not leave an unused id behind."""
 
     async def story(town: Town) -> None:
         await town.node.transport.listen(asyncio.Protocol, Address("b1", 3182))
@@ -664,7 +664,7 @@ def test_bookie_is_not_created_if_its_tls_port_is_taken(tls_listen: str) -> None
 
 
 def test_connection_during_the_port_check_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The client would wait for a response that never comes."""
+    """Otherwise the client would wait for a response that never comes."""
 
     class Caller(asyncio.Protocol):
         def __init__(self) -> None:
@@ -683,7 +683,7 @@ def test_connection_during_the_port_check_is_closed(monkeypatch: pytest.MonkeyPa
                 callers.append(Caller())
                 connect = town.world.node("eyes").transport.connect
                 await connect(lambda: callers[0], address, PATIENCE_S)
-                await asyncio.sleep(1)  # Until it is accepted.
+                await asyncio.sleep(1)  # Waits until the connection is accepted.
             return listener
 
         monkeypatch.setattr(town.node.transport, "listen", listen_until_called)
@@ -697,11 +697,11 @@ def test_connection_during_the_port_check_is_closed(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("config", [{"listen": "0.0.0.0:1"}, {"listen": "h:0"}, {"listen": "h:x"}])
 def test_unusable_listen_address_is_refused(config: dict[str, str]) -> None:
     with pytest.raises(BadConfig):
-        addresses_of(BookieConfig("memory:", **config))  # type: ignore[arg-type]  # All strings.
+        addresses_of(BookieConfig("memory:", **config))  # type: ignore[arg-type]  # All values are strings.
 
 
 def test_bookie_ends_under_an_older_metadata_store() -> None:
-    """B14: a store may be put back while a bookie runs, which loses its session by that."""
+    """B14: a metadata store may be restored while a bookie runs; its session then expires."""
 
     async def story(town: Town) -> None:
         process = await town.start()

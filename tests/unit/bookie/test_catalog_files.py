@@ -1,4 +1,4 @@
-"""A new generation of the catalog is written while changes go on."""
+"""A new generation of the catalog is written while changes are committed."""
 
 import asyncio
 import errno
@@ -71,7 +71,8 @@ def test_commits_during_a_new_generation_do_not_wait_and_are_kept(
         beside = 0
         while not files._writing.done():
             beside += 1
-            monkeypatch.setattr(catalog_module, "_ANEW_BYTES", 10**9)  # One is enough.
+            # No further generation is wanted.
+            monkeypatch.setattr(catalog_module, "_ANEW_BYTES", 10**9)
             await files.commit(pack(range(beside, LEDGERS, 7), beside))
         assert beside >= 3
         assert generations(tmp_path) == ["catalog-0000000002.a", "catalog-0000000002.b"]

@@ -1,4 +1,4 @@
-"""What a bookie's settings must have to do with each other."""
+"""Consistency of a bookie's settings, and errors in them."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +21,7 @@ ledgerDirectories=/l
 
 
 def test_queue_limit_fits_in_one_journal_file() -> None:
-    """Twice the bound, for what is urgent: a full disk leaves the file at hand."""
+    """Urgent adds may double the queue, and on a full disk only the current file is left."""
     assert CONFIG.with_fitting_queue() == CONFIG
     small = replace(CONFIG, journal_file_bytes=16 * MIB)
     assert small.with_fitting_queue().queued_bytes_max == 8 * MIB
@@ -80,7 +80,7 @@ def test_invalid_value_is_reported_with_its_key_and_line(
 
 
 def test_only_the_invalid_key_is_reported(tmp_path: Path) -> None:
-    """Words of a bad value may be names of settings."""
+    """An invalid value may contain the names of other settings."""
     path = tmp_path / "bk_server.conf"
     path.write_text(f"{SOUND}metadataServiceUri=http://listen/advertise:\nzkServers=\n")
     with pytest.raises(BadConfig) as refused:
@@ -91,7 +91,7 @@ def test_only_the_invalid_key_is_reported(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("flag", ["http://listen/advertise", "nonsense"])
 def test_invalid_flag_is_not_blamed_on_the_file(tmp_path: Path, flag: str) -> None:
-    """Not even if both say the same."""
+    """This holds even if flag and file have the same value."""
     path = tmp_path / "bk_server.conf"
     path.write_text(f"{SOUND}metadataServiceUri=nonsense\n")
     with pytest.raises(BadConfig) as refused:
@@ -110,7 +110,7 @@ def test_invalid_variable_is_reported_by_name(
 
 
 def test_empty_directory_name_is_refused() -> None:
-    """As of a shell's variable that is not set: files would come where the process was started."""
+    """An unset shell variable is empty; files would be written to the current directory."""
     sound: dict[str, Any] = {"metadata": "sqlite:///m", "journal_dir": ("/j",)}
     for flags in ({"journal_dir": ("",), "ledger_dir": ("/l",)}, {"ledger_dir": ("/l", "")}):
         with raises_message(BadConfig):
@@ -146,7 +146,7 @@ def test_missing_settings_are_reported_with_flags_and_variables(
 def test_toml_or_binary_file_is_refused_as_bookkeeper_config(
     tmp_path: Path, content: bytes, told: str
 ) -> None:
-    """Its keys would be listed as ignored, and then missed."""
+    """Otherwise its keys would just be listed as ignored."""
     path = tmp_path / "bookie.conf"
     path.write_bytes(content)
     with pytest.raises(BadConfig, match=told):

@@ -1,4 +1,4 @@
-"""Identity on disks and in the metadata store, cut off at every step of what changes it."""
+"""Identity on disks and in the metadata store, and interruptions at every step that changes it."""
 
 import asyncio
 import errno
@@ -54,13 +54,13 @@ Work = Callable[[Node, Identity], Awaitable[Any]]
 OnStep = Callable[[str], Awaitable[None]]
 
 
-# Between two calls that change something nothing is different from one moment to the next.
+# These calls change nothing, so an interruption at them needs no test.
 LOOKING = frozenset(("get", "children", "stat", "size", "read_at", "list_directory", "space"))
-AT_ONCE = frozenset(("prefetch", "session_events"))  # Nobody awaits them.
+AT_ONCE = frozenset(("prefetch", "session_events"))  # These are not coroutines.
 
 
 class Stepping:
-    """A port, of which each call that changes something begins with a step."""
+    """A port on which each call that changes something begins with a step."""
 
     def __init__(self, target: Any, on_step: OnStep) -> None:
         self._target = target
@@ -107,7 +107,7 @@ class Village:
         config: StorageConfig = STORAGE,
         node: Node | None = None,
     ) -> Any:
-        """A process that does this; None if it was cut off."""
+        """Runs this work in a process; returns None if it was interrupted."""
         self.steps = 0
 
         async def main(node: Node) -> Any:
@@ -180,7 +180,7 @@ async def look(_node: Node, identity: Identity) -> Any:
 
 
 def storing(use: Callable[[Storage], Awaitable[Any]]) -> Work:
-    """What it says once it is established and its storage is open."""
+    """The result of `use` on the storage of an established bookie."""
 
     async def work(node: Node, identity: Identity) -> Any:
         locks = await identity.establish()
@@ -202,7 +202,7 @@ async def fill(storage: Storage) -> None:
 
 
 async def answers(storage: Storage) -> list[type[RollbookError] | int]:
-    """For the first entry of each ledger: its size, or why not."""
+    """For the first entry of each ledger: its size, or the error's type."""
     found: list[type[RollbookError] | int] = []
     for ledger_id in (OPEN, CLOSED, NOT_OURS):
         try:
@@ -217,7 +217,7 @@ async def fences(storage: Storage) -> list[bool]:
 
 
 async def make_three_ledgers(village: Village) -> None:
-    """Under ids that were drawn."""
+    """Creates three ledgers with drawn ids."""
     while await LedgerIds(village.store, ROOT).draw() < max(OPEN, CLOSED, NOT_OURS):
         pass
     await village.make_ledger(OPEN, BK1, closed=False)
@@ -226,13 +226,13 @@ async def make_three_ledgers(village: Village) -> None:
 
 
 async def remove(node: Node, directory: str) -> None:
-    """As a disk that is gone, with an empty one in its place."""
+    """Empties a directory, as if its disk had been replaced."""
     for name in await node.disk.list_directory(directory):
         await node.disk.unlink(f"{directory}/{name}")
     await node.disk.sync_directory(directory)
 
 
-# --- One at a time ----------------------------------------------------------------------------
+# --- Single operations -----------------------------------------------------------------------
 
 
 def test_new_bookie_keeps_its_identity_on_restart() -> None:
@@ -252,7 +252,7 @@ def test_new_bookie_keeps_its_identity_on_restart() -> None:
 
 
 def test_wiped_bookie_is_refused_until_formatted() -> None:
-    """B8: its silence would be taken for a proof."""
+    """B8: a response of "absent" would be taken for proof."""
 
     async def story(village: Village) -> None:
         await make_three_ledgers(village)
@@ -261,11 +261,11 @@ def test_wiped_bookie_is_refused_until_formatted() -> None:
         with pytest.raises(WrongBookie) as refused:
             await village.live(establish)
         assert FORMAT in refused.value.next_step
-        assert village.node.disk.system.find("/j") is None  # Nothing is made where nothing fits.
+        assert village.node.disk.system.find("/j") is None  # A refused start creates no directory.
         await village.live(format_)
         assert await village.live(storing(answers)) == [
             EntryStateUnknown,
-            NoSuchLedger,  # Its end is known to all: nobody counts on our answer.
+            NoSuchLedger,  # Its end is known from metadata, so no recovery depends on this bookie.
             NoSuchLedger,
         ]
 
@@ -273,7 +273,7 @@ def test_wiped_bookie_is_refused_until_formatted() -> None:
 
 
 def test_formatted_bookie_refuses_writers_of_open_ledgers() -> None:
-    """B4: the fence went with the disks, the promise did not."""
+    """B4: the fence is lost with the disks, but its promise still holds."""
 
     async def story(village: Village) -> None:
         await make_three_ledgers(village)
@@ -291,7 +291,7 @@ def test_formatted_bookie_refuses_writers_of_open_ledgers() -> None:
 
 @pytest.mark.parametrize("loses", [format_, write_off_after_loss], ids=["format", "write-off"])
 def test_bookie_that_lost_fences_refuses_writers_of_older_ledgers(loses: Work) -> None:
-    """B13: whether they are closed, or are said to be elsewhere."""
+    """B13: this includes closed ledgers and those of other bookies."""
 
     async def story(village: Village) -> None:
         await make_three_ledgers(village)
@@ -300,7 +300,8 @@ def test_bookie_that_lost_fences_refuses_writers_of_older_ledgers(loses: Work) -
         newer = await LedgerIds(village.store, ROOT).draw()
 
         async def add(storage: Storage) -> None:
-            if storage.catalog.doubts.everything:  # It is written to again when that has ended.
+            # Writers are accepted only after everything is settled.
+            if storage.catalog.doubts.everything:
                 await storage.settle_everything(storage.doubts_stamp, 0)
             for ledger_id in (CLOSED, NOT_OURS):
                 with pytest.raises(AssertionError, match=BookieReadOnly.__name__):
@@ -308,14 +309,14 @@ def test_bookie_that_lost_fences_refuses_writers_of_older_ledgers(loses: Work) -
                 await add_entries(storage, ledger_id, [10], is_recovery=True)
             await add_entries(storage, newer, [10])
 
-        for _ in range(2):  # It stays so.
+        for _ in range(2):  # The second start gives the same result.
             await village.live(storing(add))
 
     Village().run(story)
 
 
 def test_closed_ledgers_with_chosen_ids_are_fenced_one_by_one() -> None:
-    """B13: no drawn id is above all of those."""
+    """B13: chosen ids are not covered by the limit on drawn ids."""
 
     async def story(village: Village) -> None:
         await village.live(storing(fill))
@@ -332,7 +333,7 @@ def test_closed_ledgers_with_chosen_ids_are_fenced_one_by_one() -> None:
 
 
 class Lying:
-    """A metadata store that does something once it is asked for the directory of our ledgers."""
+    """A metadata store that changes the first listing of our ledgers' directory."""
 
     def __init__(
         self, store: Any, when_listed: Callable[[list[str]], Awaitable[list[str]]]
@@ -353,7 +354,7 @@ class Lying:
 
 
 def test_format_finds_a_ledger_missing_from_one_listing() -> None:
-    """B8: an open ledger that nobody doubts would be answered with ABSENT."""
+    """B8: otherwise reads of this open ledger would return ABSENT."""
 
     async def without_ours(names: list[str]) -> list[str]:
         return [name for name in names if name != f"L{OPEN:04}"]
@@ -373,7 +374,7 @@ def test_format_finds_a_ledger_missing_from_one_listing() -> None:
 
 
 def test_format_erases_nothing_if_the_cluster_changes() -> None:
-    """B8: whatever it lists, it says nothing of the ledgers of ours."""
+    """B8: listings of another cluster say nothing about this cluster's ledgers."""
 
     async def story(village: Village) -> None:
         path = village.cluster.path(INSTANCE_ID)
@@ -407,7 +408,7 @@ def test_format_waits_until_the_bookie_is_unregistered() -> None:
             await village.live(format_)
         assert refused.value.ids["session"] == f"{village.store.session:#x}"
         await village.store.delete(path)
-        await village.store.create(path)  # By somebody who meant well.
+        await village.store.create(path)  # A permanent node, created by an operator by mistake.
         with pytest.raises(NodeExists) as refused:
             await village.live(format_)
         assert refused.value.next_step == f"zkCli.sh -server zk1:2181 delete {path}"
@@ -435,14 +436,14 @@ def test_second_establish_of_locked_directories_is_refused() -> None:
             for lock in locks:
                 await lock.release()
 
-        # Locks in the simulator are between processes of a machine; one may not take its own twice.
+        # The simulator's locks are per machine; a process cannot lock a directory twice.
         await village.live(twice)
 
     Village().run(story)
 
 
 def test_second_bookie_with_the_same_id_is_refused() -> None:
-    """B8: on a machine of its own, with empty directories of the same names."""
+    """B8: it runs on another machine, with empty directories of the same names."""
 
     async def story(village: Village) -> None:
         await village.live(establish)
@@ -492,7 +493,7 @@ def test_bookie_without_cookie_rejoins_and_keeps_its_entries() -> None:
 
 
 def test_wiped_bookie_without_cookie_is_not_new() -> None:
-    """B8: BookKeeper's tools remove cookies; our record stays."""
+    """B8: BookKeeper's tools remove cookies, but not Rollbook's record."""
 
     async def story(village: Village) -> None:
         await village.live(establish)
@@ -535,7 +536,7 @@ def test_new_ledger_directory_can_rejoin() -> None:
 
 
 def test_entries_are_unknown_after_journal_write_off() -> None:
-    """B8: what it may have held is UNKNOWN, and so is whom it kept out."""
+    """B8: entries and fences that it may have held are UNKNOWN."""
 
     async def story(village: Village) -> None:
         await make_three_ledgers(village)
@@ -554,7 +555,7 @@ def test_entries_are_unknown_after_journal_write_off() -> None:
 
 
 async def fill_more(storage: Storage) -> None:
-    """Some of it in entry logs of both directories, some in the journal."""
+    """Adds entries to logs in both directories and to the journal."""
     for first in range(0, 2000, 100):
         for ledger_id in (OPEN, CLOSED):
             await add_entries(storage, ledger_id, range(first, first + 100), bytes(100))
@@ -566,7 +567,7 @@ async def fill_more(storage: Storage) -> None:
 
 
 async def count_answers(storage: Storage) -> dict[str, int]:
-    """Of all that was added."""
+    """Counts the results of reading every added entry."""
     found: dict[str, int] = {}
     for ledger_id in (OPEN, CLOSED):
         for entry_id in range(2000):
@@ -581,7 +582,7 @@ async def count_answers(storage: Storage) -> dict[str, int]:
 
 @pytest.mark.parametrize("lost", DIRECTORIES)
 def test_write_off_of_any_directory_keeps_the_other_entries(lost: str) -> None:
-    """B8: and what was lost is never reported as absent."""
+    """B8: lost entries are never reported as absent."""
 
     async def story(village: Village) -> None:
         await make_three_ledgers(village)
@@ -600,7 +601,7 @@ def test_write_off_of_any_directory_keeps_the_other_entries(lost: str) -> None:
 
 @pytest.mark.parametrize("lost", DIRECTORIES)
 def test_write_off_reports_how_much_is_unknown(lost: str) -> None:
-    """Not only what metadata knows of: a lost log may have been of closed ledgers alone."""
+    """Ledgers in doubt may be closed ones: a lost log may have held only those."""
 
     async def give_up(node: Node, identity: Identity) -> Formatted:
         return await identity.write_off(node.clock)
@@ -641,7 +642,7 @@ def test_damaged_stamp_is_rewritten_by_rejoin() -> None:
 
 
 def test_directories_of_two_bookies_are_never_mixed() -> None:
-    """Not even if a stamp that tells them apart is gone: their files do, too."""
+    """This holds even without a stamp, since files carry the store's id as well."""
 
     async def story(village: Village) -> None:
         await village.live(storing(fill))
@@ -675,7 +676,7 @@ def test_doctor_changes_nothing() -> None:
     [("/j", ".journal", WRITE_OFF), ("/l1", "", FORMAT)],
 )
 def test_doctor_reports_a_missing_file(directory: str, suffix: str, remedy: str) -> None:
-    """The same that the storage would miss, with the same advice."""
+    """It reports the same files, with the same advice, as opening the storage."""
 
     async def story(village: Village) -> None:
         await village.live(storing(fill))
@@ -684,7 +685,8 @@ def test_doctor_reports_a_missing_file(directory: str, suffix: str, remedy: str)
             if name.endswith(suffix) and name not in (STAMP, "lock"):
                 await disk.unlink(f"{directory}/{name}")
         for name in await disk.list_directory("/l2"):
-            if not suffix and name not in (STAMP, "lock"):  # The other copy of the catalog.
+            # Also removes the other copy of the catalog.
+            if not suffix and name not in (STAMP, "lock"):
                 await disk.unlink(f"/l2/{name}")
         diagnosis = await village.live(look)
         assert diagnosis.standing is StartDecision.REFUSED
@@ -793,7 +795,7 @@ async def ruin_both_catalogs(disk: Disk) -> None:
     ],
 )
 def test_doctor_reports_the_same_refusal_as_a_start(damage: Damage) -> None:
-    """Word for word, and with the same advice; and nobody starts what it calls fine."""
+    """Message and advice are the same, for every kind of damage."""
 
     async def story(village: Village) -> None:
         await village.live(storing(fill_more))
@@ -811,7 +813,7 @@ def test_doctor_reports_the_same_refusal_as_a_start(damage: Damage) -> None:
 
 @pytest.mark.parametrize("cut_at", range(12, 54, 6))
 def test_doctor_finds_no_problem_after_a_kill(cut_at: int) -> None:
-    """Files that boot cut off behind their end are shorter than they were born."""
+    """A start truncates journal files after their end, so they are shorter than when created."""
 
     async def story(village: Village) -> None:
         await village.live(storing(fill_more))
@@ -848,7 +850,7 @@ def test_doctor_detects_a_running_bookie() -> None:
 
 
 def test_directories_restored_from_a_copy_are_refused_until_written_off() -> None:
-    """B8: what was acknowledged since is in doubt, and not absent."""
+    """B8: entries acknowledged since are in doubt, not absent."""
 
     async def story(village: Village) -> None:
         await make_three_ledgers(village)
@@ -863,7 +865,7 @@ def test_directories_restored_from_a_copy_are_refused_until_written_off() -> Non
         await village.live(write_off)
         assert await village.live(storing(answers)) == [
             EntryStateUnknown,
-            NoSuchLedger,  # Its end is known to all.
+            NoSuchLedger,  # Its end is known from metadata.
             NoSuchLedger,
         ]
         assert await village.live(storing(fences)) == [True, False, False]
@@ -890,7 +892,7 @@ def test_single_restored_directory_is_refused(directory: str) -> None:
 
 
 def test_only_the_first_of_two_copies_to_start_serves() -> None:
-    """B8: wherever each of them was when the other began."""
+    """B8: a copy that starts later is refused."""
 
     async def story(village: Village) -> None:
         await village.live(storing(fill))
@@ -915,7 +917,7 @@ def test_only_one_of_two_copies_starting_at_once_serves() -> None:
         )
         refused = [isinstance(each, WrongBookie) for each in outcomes]
         assert sorted(refused) == [False, True]
-        # Not the other one either, once it has gone: what it acknowledged is not here.
+        # The loser is still refused later, since it lacks what the winner acknowledged.
         loser = (village.node, other)[refused.index(True)]
         with raises_message(WrongBookie):
             await village.live(establish, node=loser)
@@ -941,7 +943,7 @@ def test_bookie_starts_on_a_full_disk() -> None:
 def test_bookie_starts_despite_enospc_or_edquot(
     number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A quota is a full disk, too."""
+    """An exhausted quota is treated like a full disk."""
 
     async def refuse(name: str) -> None:
         if name == "write_and_sync":
@@ -955,17 +957,17 @@ def test_bookie_starts_despite_enospc_or_edquot(
     Village().run(story)
 
 
-# --- Cut off at every step --------------------------------------------------------------------
+# --- Cuts at every step -----------------------------------------------------------------------
 
 
 CUTS_BOTH_WAYS = (0, 2)
-"""Seeds: what one of them ends by a kill, the other one ends by a loss of power."""
+"""Seeds: steps that one of them cuts by a kill, the other one cuts by a power cut."""
 
 
 def cut_everywhere(story: Callable[[Village], Awaitable[bool]], seed: int = 0) -> int:
-    """Until a step is asked for that the work does not have any more; by turns in two ways.
+    """Cuts the work at each of its steps in turn, by a kill or by a power cut.
 
-    What is torn by a loss of power, and how, is drawn from the seed. The story says whether it was cut
+    The seed decides what a power cut tears. The story returns whether it was cut
     off.
     """
     step, goes_on = 0, True
@@ -993,7 +995,7 @@ async def refusal_of(village: Village) -> WrongBookie | None:
 
 
 def test_write_off_survives_a_cut_at_every_step() -> None:
-    """B8: done again, if need be, it ends where an undisturbed one does."""
+    """B8: repeated if necessary, it has the same result as without a cut."""
 
     async def story(village: Village) -> bool:
         cut_at, village.cut_at = village.cut_at, None
@@ -1020,7 +1022,7 @@ async def undisturbed(village: Village, work: Work) -> Any:
 
 @pytest.mark.parametrize("seed", CUTS_BOTH_WAYS)
 def test_bookie_creation_survives_a_cut_at_every_step(seed: int) -> None:
-    """B8: the next start finishes it or begins again, and never asks anybody."""
+    """B8: the next start completes the creation or begins it again, without an operator."""
 
     async def story(village: Village) -> bool:
         made = await village.live(establish)
@@ -1030,7 +1032,7 @@ def test_bookie_creation_survives_a_cut_at_every_step(seed: int) -> None:
         assert member.record
         assert member.record.incarnation == incarnation
         assert await undisturbed(village, storing(answers)) == [NoSuchLedger] * 3
-        # It may have served, so even if all the world forgets it, it is not new any more.
+        # It may have served, so it is not new even if its nodes are removed.
         await CookieNodes(village.store, ROOT).delete(BK1)
         await village.store.delete(f"{village.cluster.own_root}/bookies/{BK1}")
         assert await refusal_of(village)
@@ -1041,7 +1043,7 @@ def test_bookie_creation_survives_a_cut_at_every_step(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", CUTS_BOTH_WAYS)
 def test_start_survives_a_cut_at_every_step(seed: int) -> None:
-    """B8: it locks nobody out, and leaves no copy behind that would pass."""
+    """B8: the next start succeeds, and a copy of the interrupted state is refused."""
 
     async def story(village: Village) -> bool:
         cut_at, village.cut_at = village.cut_at, None
@@ -1059,7 +1061,7 @@ def test_start_survives_a_cut_at_every_step(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", CUTS_BOTH_WAYS)
 def test_one_of_two_copies_serves_after_a_cut_at_every_step(seed: int) -> None:
-    """B8: it has begun a start and not announced it, so that the other copy's has the same number."""
+    """B8: a start that was not announced has the same number as the other copy's."""
 
     async def story(village: Village) -> bool:
         cut_at, village.cut_at = village.cut_at, None
@@ -1081,7 +1083,7 @@ def test_one_of_two_copies_serves_after_a_cut_at_every_step(seed: int) -> None:
 
 
 def test_format_survives_a_cut_at_every_step() -> None:
-    """B8: the earlier life is all there, or nothing serves before it is formatted again."""
+    """B8: either all earlier entries are kept, or the bookie must be formatted again."""
 
     async def story(village: Village) -> bool:
         await make_three_ledgers(village)

@@ -1,4 +1,4 @@
-"""What operators see of ledgers is what readers get."""
+"""Ledger reports for operators agree with reads."""
 
 import asyncio
 import random
@@ -38,7 +38,7 @@ async def test_sorting_ids_yields_to_other_tasks() -> None:
 
 
 async def add_confirming(storage: Storage, ledger_id: int, entry_id: int, payload: bytes) -> None:
-    """Its LAC is the entry before it."""
+    """Adds an entry whose LAC is the entry before it."""
     packer = v2_adds.V2AddPacker(KEY, digest_of(ledger_id))
     frame = packer.pack(EntryId(entry_id), EntryId(entry_id - 1), 0, payload)
     adds, _ = v2_adds.take_adds(frame, 0, FRAME_BYTES_MAX)
@@ -50,7 +50,7 @@ async def add_confirming(storage: Storage, ledger_id: int, entry_id: int, payloa
 
 @pytest.mark.parametrize("seed", range(8))
 def test_summaries_agree_with_reads(seed: int) -> None:
-    """Through fences, deletions and checkpoints."""
+    """This holds across fences, deletions and checkpoints."""
 
     async def story(storage: Storage, node: Node) -> None:
         chance = node.randomness

@@ -1,4 +1,4 @@
-"""Lanes: who is offered is served."""
+"""Lanes serve the queues of requests that are offered to them."""
 
 import asyncio
 from collections.abc import Callable
@@ -20,7 +20,7 @@ def turn_of(
 
 
 async def test_request_offered_as_the_last_task_ends_is_served() -> None:
-    """It has looked for more and found nothing, and still counts as one of the lane's tasks."""
+    """The task has found no further request, but still counts as one of the lane's tasks."""
     served: list[QueuedRequest] = []
     crashes: list[BaseException] = []
     lane = Lane(1, turn_of(), crashes.append)
@@ -76,7 +76,7 @@ async def test_connections_take_turns_within_their_limits() -> None:
 
 
 async def test_turn_ends_at_its_byte_budget() -> None:
-    """However much there is to answer from memory, the loop sees to others in between."""
+    """The loop runs other tasks even if many requests can be answered from memory."""
     turn = turn_of()
     lane = Lane(4, turn, lambda error: None)
     served = 0
@@ -95,7 +95,7 @@ async def test_turn_ends_at_its_byte_budget() -> None:
             counts.append(served)
             await asyncio.sleep(0)
     steps = [after - before for before, after in pairwise(counts)]
-    assert max(steps) <= 8  # Four, and the end of one turn may meet the beginning of the next.
+    assert max(steps) <= 8  # Four a turn; two turns may follow each other directly.
     await lane.close()
 
 
@@ -114,10 +114,10 @@ async def test_at_most_two_tasks_wait_for_the_next_turn() -> None:
     tasks_max = 0
     async with asyncio.timeout(30):
         while served < 40:
-            lane.offer(queue)  # As everything that happens to a connection does.
+            lane.offer(queue)  # Every event on a connection offers its queue.
             tasks_max = max(tasks_max, len(asyncio.all_tasks()) - 1)
             await asyncio.sleep(0)
-    assert tasks_max <= 2  # Besides, one that has just been hired.
+    assert tasks_max <= 2  # One task waits, and one may just have been started.
     await lane.close()
 
 
@@ -161,7 +161,7 @@ async def test_closed_lane_starts_no_request() -> None:
 
 
 async def test_owner_is_notified_if_its_queue_is_not_ready() -> None:
-    """It was offered, and something came between: its owner is notified, else nobody would ask again."""
+    """A queue that is no longer ready when its turn comes must be offered again by its owner."""
     lane = Lane(1, turn_of(), lambda error: None)
     told = 0
     is_open = True
@@ -203,8 +203,8 @@ async def test_long_responses_take_steps_in_turn() -> None:
 
     async with asyncio.timeout(30):
         await asyncio.gather(make("a", 6), make("b", 6), make("c", 1), beat())
-    assert "".join(steps) == "aabcababababb"  # One had begun before the others came.
-    assert beats >= 13  # Others had theirs in between.
+    assert "".join(steps) == "aabcababababb"  # The first task began before the others arrived.
+    assert beats >= 13  # Other tasks ran between the steps.
 
 
 async def test_cancelled_wait_for_a_step_blocks_no_other() -> None:
@@ -230,14 +230,14 @@ async def test_steps_are_small_and_spaced_during_adds() -> None:
             turns += 1
 
     async def steps(count: int) -> tuple[list[int], list[int]]:
-        """How many bytes each of them had, and in which turn it was."""
+        """The size of each step, and the loop turn in which it began."""
         sizes, began = [], []
         for _ in range(count):
             sizes.append(await turn.come())
             began.append(turns)
             turn.spend(sizes[-1])
         last = turns
-        while turns < last + 1_000:  # Nothing is left of what was spent.
+        while turns < last + 1_000:  # By then the budget is restored.
             await asyncio.sleep(0)
         return sizes, began
 
@@ -246,7 +246,7 @@ async def test_steps_are_small_and_spaced_during_adds() -> None:
         alone, began_alone = await steps(6)
         turn.on_adds(clock.now_ns)
         beside, began_beside = await steps(6)
-        clock.now_ns += 10**9  # Nobody adds any more.
+        clock.now_ns += 10**9  # No client adds any more.
         afterwards, _ = await steps(6)
     counting.cancel()
     assert max(beside) <= min(alone) // 4
@@ -266,7 +266,7 @@ async def test_reads_wait_for_adds_to_be_written_but_not_forever() -> None:
     async with asyncio.timeout(30):
         await step
         turn.spend(1)
-        adds_wait = True  # From now on.
+        adds_wait = True  # Adds wait from now on.
         await turn.come()
 
 
@@ -326,7 +326,7 @@ async def test_step_queue_survives_a_failing_or_leaving_member() -> None:
     async with asyncio.timeout(30):
         while not gone_on:
             await asyncio.sleep(0)
-        line.join(lambda: gone_on.append("late"))  # Nobody was looking any more, perhaps.
+        line.join(lambda: gone_on.append("late"))  # By now the queue may have stopped running.
         while len(gone_on) < 2:
             await asyncio.sleep(0)
     assert gone_on == ["last", "late"]
@@ -337,7 +337,7 @@ async def test_step_queue_survives_a_failing_or_leaving_member() -> None:
 async def test_busy_lane_leaves_every_other_turn_to_the_other_lane(
     is_beside_adds: bool,
 ) -> None:
-    """What memory answers does not wait for a disk in between."""
+    """Requests answered from memory never wait for the disk."""
     clock = StandingClock(10**9)
     turn = turn_of(clock=clock)
     if is_beside_adds:

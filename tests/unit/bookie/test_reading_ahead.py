@@ -1,4 +1,4 @@
-"""Readers of one file that come at the same time: what one of them fetches, nobody fetches again."""
+"""Concurrent readers of one file share what each of them reads from disk."""
 
 import asyncio
 import random
@@ -28,7 +28,7 @@ BODIES = [random.Random(n).randbytes(40_000) for n in range(64)]
 
 
 class SlowFile:
-    """In memory; what is read comes when `gate` is open."""
+    """A file in memory; reads wait until `gate` is open."""
 
     def __init__(self) -> None:
         self.contents = bytearray(FILE_HEADER_BYTES)
@@ -39,7 +39,7 @@ class SlowFile:
         return lend(await self.read_at(position, length), use)
 
     def prefetch(self, position: int, length: int) -> None:
-        """A read that waits at the gate gains nothing by that."""
+        """Does nothing: reads wait for the gate anyway."""
 
     async def read_at(self, position: int, length: int) -> bytes:
         self.reads.append((position, length))
@@ -76,7 +76,7 @@ async def test_several_readers_of_one_record_read_it_once() -> None:
 
 
 async def test_sequential_reader_reads_ahead_and_nothing_twice() -> None:
-    """Like a reader that requests the next stretch before it has had the last."""
+    """The reader requests the next records before it has received the previous ones."""
     records, file = written()
     async with asyncio.timeout(30), asyncio.TaskGroup() as group:
         readers = []
@@ -93,7 +93,7 @@ async def test_sequential_reader_reads_ahead_and_nothing_twice() -> None:
 
 
 async def test_several_requests_of_one_reader_are_read_in_order() -> None:
-    """Each begins where the one before has not got to yet."""
+    """Each request begins beyond what the previous ones have read so far."""
     records, file = written()
     file.gate.set()
 

@@ -1,4 +1,4 @@
-"""What leaves the storage, and what comes back: deletions, doubts, logs that go, idle ledgers."""
+"""Deletions, possible losses, removed logs, and eviction of idle ledgers."""
 
 import asyncio
 from dataclasses import replace
@@ -28,7 +28,7 @@ from tests.unit.bookie.test_storage import (
     tell,
 )
 
-# --- Doubts -----------------------------------------------------------------------------------
+# --- Possible losses --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", ["made", "told"])
@@ -74,7 +74,7 @@ def test_ledgers_that_may_have_been_lost_are_unknown_and_fenced(how: str) -> Non
 
 
 def test_no_last_entry_is_reported_if_entries_after_it_are_in_doubt() -> None:
-    """B1: it would deny them, though readers could do with it."""
+    """B1: it would deny those entries, although readers could use it."""
 
     async def story(storage: Storage, _: Node) -> None:
         await add(storage, (7, 0))
@@ -88,7 +88,7 @@ def test_no_last_entry_is_reported_if_entries_after_it_are_in_doubt() -> None:
 
 
 def test_readded_entry_is_no_longer_a_possible_loss() -> None:
-    """B1: neither is what else of the range was brought back; the rest still is."""
+    """B1: other entries of the range that were not added again stay in doubt."""
 
     async def story(storage: Storage, node: Node) -> None:
         await storage.distrust([7])
@@ -142,7 +142,7 @@ def test_adds_are_refused_once_a_deletion_is_requested() -> None:
 
 
 def test_deleted_ledger_stays_fenced_until_forgotten() -> None:
-    """B5: a fence of it is known until then, over restarts and checkpoints."""
+    """B5: its fence is known until then, across restarts and checkpoints."""
 
     async def story(storage: Storage, node: Node) -> None:
         await fill(storage, range(2), entries=100, size=1000)
@@ -171,7 +171,7 @@ def test_deleted_ledger_stays_fenced_until_forgotten() -> None:
 
 
 def test_restart_does_not_delete_a_recreated_ledger() -> None:
-    """B1: as long as the journal tells of the deletion, late comers are refused instead."""
+    """B1: adds are refused as long as the journal contains the deletion."""
 
     async def story(storage: Storage, node: Node) -> None:
         await add(storage, (7, 0))
@@ -200,7 +200,7 @@ def test_checkpoint_does_not_overwrite_newer_facts() -> None:
 
     async def story(storage: Storage, node: Node) -> None:
         await storage.write_lac(0, KEY, 3, b"packet")
-        node.disk.sync_s = (0.05, 0.05)  # The checkpoint takes its time.
+        node.disk.sync_s = (0.05, 0.05)  # This makes the checkpoint slow.
         entry_id = 0
         while not storage._filled:
             await add(storage, (0, entry_id), payload=bytes(1000))
@@ -257,7 +257,7 @@ def test_new_logs_are_placed_where_there_is_room() -> None:
         await fill(storage, range(3), entries=250, size=1000)
         await settle(storage)
         logs = list(storage.catalog.logs.values())
-        assert {log.directory for log in logs} == {2}  # Its disk is the largest by far.
+        assert {log.directory for log in logs} == {2}  # Directory 2 has the most free space by far.
         for entry_id in range(250):
             assert await storage.read(1, entry_id) == entry(1, entry_id, bytes(1000))
         await storage.close()
@@ -274,7 +274,7 @@ def test_new_logs_are_placed_where_there_is_room() -> None:
 def test_idle_ledgers_are_evicted_and_keep_their_facts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """B4: fences, keys and LACs are the same when they are asked for again."""
+    """B4: fences, keys and LACs are the same when the ledger is loaded again."""
     monkeypatch.setattr(storage_module, "_LEDGERS_MAX", 20)
 
     async def story(storage: Storage, node: Node) -> None:
@@ -302,7 +302,7 @@ def test_idle_ledgers_are_evicted_and_keep_their_facts(
 
 
 def test_writers_are_refused_once_everything_is_in_doubt() -> None:
-    """B4: who knows which ledgers were fenced? Recovery has its answers, UNKNOWN among them."""
+    """B4: any ledger may have been fenced. Recovery is still served, with UNKNOWN where needed."""
 
     async def story(storage: Storage, node: Node) -> None:
         await add(storage, (7, 0))

@@ -1,4 +1,4 @@
-"""How a server begins and ends, and what it costs to be rude to it."""
+"""Start and drain of a server, and limits on misbehaving clients."""
 
 import asyncio
 import random
@@ -112,7 +112,7 @@ def test_server_listens_on_several_ports() -> None:
     tell(story)
 
 
-# --- Rude clients -----------------------------------------------------------------------------
+# --- Misbehaving clients ----------------------------------------------------------------------
 
 GARBAGE = {
     "zeros": bytes(100),
@@ -145,7 +145,7 @@ def test_invalid_message_closes_the_connection(what: str) -> None:
 
 
 def test_tls_hello_after_a_refused_start_tls_closes_connection() -> None:
-    """Whether it comes along or after the refusal, it is never taken for requests."""
+    """The TLS hello may come with the request or after the refusal; it is not read as a request."""
 
     async def story(scene: Scene) -> None:
         hello = GARBAGE["a TLS hello"]
@@ -170,7 +170,7 @@ def test_tls_hello_after_a_refused_start_tls_closes_connection() -> None:
 
 @pytest.mark.parametrize("version", [2, 3])
 def test_unfinished_request_is_closed_after_its_timeout(version: int) -> None:
-    """One byte a second, and half of it at once; idle connections are nobody's business."""
+    """This holds for one byte a second and for a stalled request, but not for idle connections."""
 
     async def story(scene: Scene) -> None:
         frame = (V2_FRAMES if version == 2 else V3_FRAMES)["ADD request"]
@@ -206,7 +206,7 @@ def test_large_request_over_a_slow_link_is_completed() -> None:
 
 
 def test_abandoned_partial_requests_make_room_for_others() -> None:
-    """B7: they take all that is lent, each goes on a little, and then they fall silent."""
+    """B7: they use all memory, each continues a little, and then they stall."""
 
     async def story(scene: Scene) -> None:
         rude = [await scene.raw() for _ in range(40)]
@@ -236,7 +236,7 @@ def test_abandoned_partial_requests_make_room_for_others() -> None:
 
 
 def test_larger_partial_request_is_closed_sooner() -> None:
-    """B7: what stands still costs at most what a mebibyte costs for ten seconds."""
+    """B7: a stalled request may hold at most one mebibyte for ten seconds, or more for less time."""
 
     async def story(scene: Scene) -> None:
         small, large = await scene.raw(), await scene.raw()
@@ -253,7 +253,7 @@ def test_larger_partial_request_is_closed_sooner() -> None:
 
 
 def test_slow_partial_requests_yield_memory_to_a_fast_one() -> None:
-    """B7: each goes on just fast enough never to be late, and all together hold what is lent."""
+    """B7: each is just fast enough not to time out, and together they hold all memory."""
 
     async def story(scene: Scene) -> None:
         rude = [await scene.raw() for _ in range(8)]
@@ -301,7 +301,7 @@ def test_half_closed_client_still_gets_its_responses() -> None:
 
 
 def test_half_closed_client_that_reads_nothing_is_closed() -> None:
-    """What waits for it is too little to be noticed as a clogged line."""
+    """The unread responses are too few to count as a blocked connection."""
 
     async def story(scene: Scene) -> None:
         await add_entries(scene.storage, 7, [0], bytes(20_200))
@@ -345,7 +345,7 @@ def test_disconnected_client_leaves_no_connection_or_buffer() -> None:
 async def test_tls_port_serves_only_clients_with_a_valid_certificate(
     tmp_path: Path, version: int
 ) -> None:
-    """With entries larger than what TLS takes at a time, and nothing for clients in the clear."""
+    """Entries are larger than a TLS record; clients without TLS are closed."""
     tls = TlsFiles(golden("server-a"), authorities=golden("authority-a"))
     authority, certificate = golden("authority-a"), golden("client-a")
     trusted = client_context(authority, certificate=certificate)

@@ -1,4 +1,4 @@
-"""Changes of the catalog, and generations that begin with all of them."""
+"""Catalog changes, and new generations, which begin with a full copy of the catalog."""
 
 import copy
 import itertools
@@ -39,7 +39,7 @@ def a_change(chance: random.Random, known: Catalog, number: int) -> bytes:
         ledgers = sorted(chance.sample((0, 1, 2, 2**63 - 1), chance.randint(1, 4)))
         first = chance.randrange(100)
         extents = [Extent(each, first, first + 9, 10, 400, first - 1, 0, 1) for each in ledgers]
-        # Made of others: not the youngest.
+        # A log merged from others is not the youngest one.
         age = chance.choice((number, chance.randint(1, number)))
         return pack_log(EntryLogInfo(number, number % 2, 2**31, age), extents)
     if kind == 5 and known.logs:
@@ -112,7 +112,7 @@ def test_new_generation_includes_concurrent_changes(seed: int) -> None:
             before = {each for each in catalog.facts if catalog.is_deleted(each)}
             tried = copy.deepcopy(catalog)
             tried.apply(found)
-            # Deleted ledgers come back only after they were forgotten, and no two logs are as old.
+            # A deleted ledger returns only after it was forgotten, and no two logs have the same age.
             is_real = all(tried.is_deleted(each) or each not in tried.facts for each in before)
             if is_real and len({log.age for log in tried.logs.values()}) == len(tried.logs):
                 return found
@@ -146,7 +146,7 @@ def test_extents_are_found_newest_first() -> None:
 
 @pytest.mark.parametrize("seed", range(100))
 def test_log_use_is_the_sum_of_what_ledgers_hold_in_it(seed: int) -> None:
-    """B5: and a deleted ledger has no part in it, whichever came first."""
+    """B5: deleted ledgers hold nothing, whether the log or the deletion came first."""
     chance = random.Random(seed)
     catalog = Catalog()
     for number in range(1, chance.randint(2, 40)):
@@ -168,7 +168,7 @@ def test_log_use_is_the_sum_of_what_ledgers_hold_in_it(seed: int) -> None:
 
 
 def test_older_logs_reported_after_a_drop_hold_nothing_of_that_ledger() -> None:
-    """B5, B16: compaction and a checkpoint that began before the drop end after it."""
+    """B5, B16: a compaction and a checkpoint may begin before the drop and end after it."""
     catalog = Catalog()
     extent = Extent(7, 0, 9, 10, 400, 8, 0, 1)
     catalog.apply(pack_log(EntryLogInfo(1, 0, 1000, 1), [extent]))
@@ -186,7 +186,7 @@ def test_older_logs_reported_after_a_drop_hold_nothing_of_that_ledger() -> None:
 
 
 def test_log_is_listed_only_after_its_ledgers_are_applied() -> None:
-    """B5: removing what is empty meanwhile would remove what was acknowledged."""
+    """B5: removing a seemingly empty log at this moment would remove acknowledged entries."""
     catalog = Catalog()
     catalog.apply(pack_log(EntryLogInfo(1, 0, 1000, 1), []))
     extents = [Extent(7, 0, 9, 10, 400, 8, 0, 1)]
@@ -210,7 +210,7 @@ def test_merged_log_does_not_hide_a_younger_log() -> None:
 
 
 def test_new_generation_splits_many_ledgers_into_records() -> None:
-    """Others have their turn in between."""
+    """The event loop runs other tasks between two records."""
     catalog = Catalog()
     extents = [Extent(each, 0, 9, 10, 99, 8, 0, 1) for each in range(10_000)]
     catalog.apply(pack_log(EntryLogInfo(1, 0, 100, 1), extents))
@@ -222,7 +222,7 @@ def test_new_generation_splits_many_ledgers_into_records() -> None:
     for body in bodies:
         again.apply(body)
     assert state(again) == state(catalog)
-    assert again.facts[3] is again.facts[5]  # Equal ones are kept once.
+    assert again.facts[3] is again.facts[5]  # Equal facts are shared.
 
 
 def test_replay_start_never_moves_back() -> None:

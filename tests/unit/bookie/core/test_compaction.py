@@ -1,4 +1,4 @@
-"""Which logs are rewritten, which of them together, and when."""
+"""Chooses the logs to rewrite, the groups to merge, and the times of compaction."""
 
 import random
 
@@ -43,7 +43,7 @@ def test_similarly_empty_logs_are_picked_oldest_first() -> None:
 @pytest.mark.parametrize("entry_bytes", [0, 1, 20, 100, 1000, 10**6])
 @pytest.mark.parametrize("entries", [1, 1000, 10**6])
 def test_rewritten_log_counts_as_full(entries: int, entry_bytes: int) -> None:
-    """Else it would be rewritten for ever: B12."""
+    """B12: otherwise it would be rewritten again and again."""
     use = Use(max(1, entries // 100), entries, entries * entry_bytes)
     real = 1024 + 1100 + 120 * use.ledgers + 16.1 * entries + use.entry_bytes * 1.006
     assert Candidate(1, 1, int(real), use).fullness > 0.95
@@ -66,7 +66,7 @@ def test_group_is_bounded_by_bytes_and_free_space() -> None:
 
 
 def test_group_is_bounded_in_number_of_logs() -> None:
-    """Each is an open file."""
+    """Each log of a group is an open file."""
     batch = CompactionGroup(log(1, 1))
     while not batch.is_full:
         assert batch.has_room_for(log(2, 1), TARGET_BYTES)
@@ -91,7 +91,7 @@ def test_merge_that_would_hide_a_younger_repeat_is_detected() -> None:
     assert not hides(2, 3)
     assert not hides(1, 2, 3)
     assert not hides(1)
-    assert hides(1, 4)  # It holds nothing of this ledger, and makes it look younger.
+    assert hides(1, 4)  # Log 4 has nothing of this ledger, but makes the merged log younger.
     assert not hides(1, 2, 4)
     assert not hides(3, 4)
     assert not hides(0, 1)
@@ -99,7 +99,7 @@ def test_merge_that_would_hide_a_younger_repeat_is_detected() -> None:
 
 @pytest.mark.parametrize("seed", range(300))
 def test_merged_logs_return_the_same_copies(seed: int) -> None:
-    """B12: whatever the ages, each entry is answered by the same log's copy."""
+    """B12: for any ages, each entry is still read from the same log's copy."""
     chance = random.Random(seed)
     ages = dict(zip(range(5), chance.sample(range(100), 5), strict=True))
     entries = {
@@ -116,7 +116,7 @@ def test_merged_logs_return_the_same_copies(seed: int) -> None:
         is_between(each, min(taken), max(taken)) for each in logs if each.number not in batch
     )
     if hides_younger(all_of_it, ages.__getitem__, batch):
-        assert is_mixed  # Else nobody would have asked.
+        assert is_mixed  # Only logs of mixed ages can hide a younger one.
         return
 
     def winner(order: list[int], entry_id: int) -> int:
@@ -152,7 +152,7 @@ def test_minor_and_major_run_when_due_unless_suspended() -> None:
     assert schedule.is_suspended("major")
     schedule.suspend("major", False)
     schedule.on_done(major, 100 * S)
-    assert schedule.due(101 * S) is None  # Major has done what minor would.
+    assert schedule.due(101 * S) is None  # The major compaction counts as a minor one.
     assert schedule.due(101 * S, is_short=True) is major
     assert schedule.due(101 * S, has_damage=True) is minor
 

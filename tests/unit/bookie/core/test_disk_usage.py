@@ -1,4 +1,4 @@
-"""When space is short, and where new logs go."""
+"""Disk usage levels, and the choice of a directory for new logs."""
 
 import pytest
 
@@ -25,7 +25,7 @@ def test_disk_level_rises_at_thresholds_and_falls_at_low_water() -> None:
     assert look(disks, j=0, a=900, b=0) == [Level.WARNING]
     assert look(disks, j=0, a=949, b=0) == []
     assert look(disks, j=0, a=950, b=0) == [Level.FULL]
-    assert look(disks, j=0, a=931, b=0) == []  # Not down to the low water yet.
+    assert look(disks, j=0, a=931, b=0) == []  # Usage is still above the low-water mark.
     assert disks.is_full(A)
     assert look(disks, j=0, a=930, b=0) == [Level.WARNING]
     assert look(disks, j=0, a=100, b=0) == [Level.ROOMY]
@@ -61,4 +61,4 @@ def test_new_logs_rotate_among_directories_with_room() -> None:
     assert [pick_directory(spaces, [False] * 3, n) for n in range(4)] == [0, 2, 0, 2]
     assert [pick_directory(spaces, [True, False, False], n) for n in range(3)] == [2, 2, 2]
     assert [pick_directory(spaces, [True, False, True], n) for n in range(3)] == [1, 1, 1]
-    assert pick_directory(spaces, [True] * 3, 1) == 2  # All are full: somewhere it must go.
+    assert pick_directory(spaces, [True] * 3, 1) == 2  # If all are full, it still picks one.

@@ -1,4 +1,4 @@
-"""Entries that lie at even distances are cut out of a record's body at once, and no others."""
+"""Cuts equal-length, evenly spaced entries out of a record's body at once, and only those."""
 
 import random
 from array import array
@@ -7,7 +7,7 @@ import pytest
 
 from rollbook.bookie.core.equal_length_slices import cut_evenly
 
-ORIGIN = 5_000  # Where the body lies in its file.
+ORIGIN = 5_000  # Position of the body in its file.
 
 
 def columns(starts: range, length: int) -> tuple["array[int]", "array[int]"]:
@@ -16,7 +16,7 @@ def columns(starts: range, length: int) -> tuple["array[int]", "array[int]"]:
 
 def test_even_slices_within_the_body_are_cut_at_once() -> None:
     body = random.Random(1).randbytes(4_000)
-    starts = range(28, 28 + 100 * 128, 128)  # Most of them are in records behind this one.
+    starts = range(28, 28 + 100 * 128, 128)  # Most of these lie beyond this body.
     positions, lengths = columns(starts, 100)
     wanted = tuple(body[start : start + 100] for start in starts if start + 100 <= len(body))
     assert cut_evenly(body, ORIGIN, positions, lengths, 0) == wanted

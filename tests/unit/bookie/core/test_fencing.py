@@ -1,4 +1,4 @@
-"""THE fencing rule, as a table and in every order of events; and which adds are refused besides."""
+"""THE fencing rule, as a table and in every order of events; and the other refusals of adds."""
 
 import itertools
 
@@ -48,7 +48,7 @@ DELETED = OPEN.with_deletion(1000)
 def test_refusal_of_adds_by_ledger_state(
     facts: LedgerFacts, wanted: bool, key: bytes, recovery: bool, expected: Failure
 ) -> None:
-    """B4: asked for is as good as durable, for adds; recovery passes; the deleted stay dead."""
+    """B4: a requested fence already refuses adds but not recovery; deleted ledgers refuse all adds."""
     assert ledger(facts, wanted=wanted).refusal_of_add(key, is_recovery=recovery) is expected
 
 
@@ -77,7 +77,7 @@ CHANGES = {
 
 @pytest.mark.parametrize("order", list(itertools.permutations(CHANGES)))
 def test_facts_do_not_depend_on_the_order_of_changes(order: tuple[str, ...]) -> None:
-    """B4: nothing unfences; the highest explicit LAC stays. Only the first key is the first."""
+    """B4: no change removes a fence; the highest explicit LAC and the first key stay."""
     facts = LedgerFacts()
     for index, name in enumerate(order):
         facts = CHANGES[name](facts)
@@ -157,7 +157,7 @@ def test_refusal_of_adds_by_bookie_state(
 
 
 def test_ledgers_below_the_old_limit_accept_only_recovery_adds() -> None:
-    """B13: fences of ledgers below that id may have been lost. A key or a fence that is known is named first."""
+    """B13: fences of ledgers below this id may be lost. A known key or fence is reported first."""
     limits = LIMITS._replace(old_below=8)
     assert limits.refusal_of_add(ORDINARY, ledger(OPEN)) is BookieReadOnly
     assert limits.refusal_of_add(URGENT, ledger(OPEN)) is BookieReadOnly

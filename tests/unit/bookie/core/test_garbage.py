@@ -1,4 +1,4 @@
-"""When a ledger's copy may be deleted."""
+"""The rules for deleting a ledger's copy."""
 
 import random
 from array import array
@@ -20,7 +20,8 @@ def test_garbage_needs_two_scans_apart_and_a_quarantine() -> None:
     suspects = Suspects(INTERVAL, QUARANTINE, 0.5)
     suspects.on_scan(0, 10, ids(3, 5), ledgers=10)
     assert list(suspects.judge(10**9, force=True).garbage) == []
-    suspects.on_scan(109, 120, ids(3, 5), ledgers=10)  # Too soon after the first one's end.
+    # This scan begins too soon after the first one ended.
+    suspects.on_scan(109, 120, ids(3, 5), ledgers=10)
     assert list(suspects.judge(10**9, force=True).garbage) == []
     suspects.on_scan(110, 130, ids(3, 5), ledgers=10)
     assert list(suspects.judge(130 + QUARANTINE - 1, force=False).garbage) == []
@@ -29,7 +30,7 @@ def test_garbage_needs_two_scans_apart_and_a_quarantine() -> None:
 
 
 def test_ledger_seen_again_restarts_its_scans() -> None:
-    """B11: metadata was restored, or one scan met a hole."""
+    """B11: its metadata was restored, or one scan saw an incomplete listing."""
     suspects = Suspects(INTERVAL, QUARANTINE, 0.5)
     suspects.on_scan(0, 10, ids(3, 5), ledgers=10)
     suspects.on_scan(200, 210, ids(3, 5), ledgers=10)
@@ -39,7 +40,7 @@ def test_ledger_seen_again_restarts_its_scans() -> None:
 
 
 def test_many_deletions_at_once_need_an_operator() -> None:
-    """B11: that is how a wrong or emptied metadata store looks."""
+    """B11: a wrong or emptied metadata store looks like this."""
     suspects = Suspects(INTERVAL, QUARANTINE, 0.5)
     gone = ids(*range(600))
     for now in (0, 1000):
@@ -48,7 +49,7 @@ def test_many_deletions_at_once_need_an_operator() -> None:
     assert verdict.is_braked
     assert not verdict.garbage
     assert suspects.judge(10**6, force=True).garbage == gone
-    suspects.on_scan(2000, 2000, ids(*range(400)), ledgers=1000)  # Some are back.
+    suspects.on_scan(2000, 2000, ids(*range(400)), ledgers=1000)  # 200 of them exist again.
     assert suspects.judge(10**6, force=False).garbage == ids(*range(400))
 
 
@@ -61,7 +62,7 @@ def test_few_deletions_need_no_operator() -> None:
 
 @pytest.mark.parametrize("seed", range(200))
 def test_garbage_agrees_with_a_model_of_all_scans(seed: int) -> None:
-    """B11, against all scans kept in full."""
+    """B11, compared with a model that keeps every scan in full."""
     chance = random.Random(seed)
     suspects = Suspects(INTERVAL, QUARANTINE, 1.0)
     scans: list[tuple[int, int, set[int]]] = []

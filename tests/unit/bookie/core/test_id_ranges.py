@@ -1,4 +1,4 @@
-"""Ranges against a plain set."""
+"""Ranges of ids, compared with a plain set."""
 
 import random
 from array import array

@@ -1,4 +1,4 @@
-"""Whether a bookie may serve from what is there: stamps, and every mixture of what they may say."""
+"""Decides whether a bookie may start, from stamps and nodes in every combination."""
 
 from dataclasses import replace
 from itertools import product
@@ -118,7 +118,8 @@ def test_condition_of_a_directory_without_a_stamp() -> None:
     stored = ["0000000000000007.journal", "0000000000000003.log", "catalog-0000000001.a"]
     assert condition_of(["lock", *stored]) is DirectoryCondition.UNSTAMPED
     assert condition_of(["lock", *stored, "notes.txt"]) is DirectoryCondition.FOREIGN
-    assert condition_of(["current"]) is DirectoryCondition.FOREIGN  # Of a bookie written in Java.
+    # The directory of a Java bookie.
+    assert condition_of(["current"]) is DirectoryCondition.FOREIGN
 
 
 # --- May it serve? ----------------------------------------------------------------------------
@@ -282,7 +283,7 @@ def test_additional_empty_directory_can_rejoin() -> None:
 def test_directories_serve_only_if_none_is_behind_the_latest_start(
     starts: tuple[int, int, int],
 ) -> None:
-    """B8: a start that was cut short may have written some of its stamps, and its node last."""
+    """B8: a start writes its stamps before its node, so an interrupted one leaves some stamps ahead."""
     what = found(stamped(starts=starts), start=5)
     is_behind = min(starts) < 5
     diagnosis = diagnose(what, WANTED)
@@ -297,7 +298,7 @@ def test_directories_serve_only_if_none_is_behind_the_latest_start(
 
 
 def test_copy_with_same_start_but_another_starter_is_refused() -> None:
-    """B8: of two copies that start at once one writes its token to the node."""
+    """B8: of two copies that start at once, only one writes its token to the node."""
     ours = replace(MEMBER, start=5, starter="aa")
     directories = [replace(each, stamp=replace(ours, place=each.place)) for each in stamped()]
     is_ours = replace(found(directories, start=5), starter="aa")
@@ -331,7 +332,7 @@ CHOICES = (
 
 
 def test_no_incomplete_mixture_of_stamps_serves() -> None:
-    """B8: exhaustively, for three directories and all that the nodes may say."""
+    """B8: checked for every state of three directories and of the nodes."""
     served = 0
     for row in product(CHOICES, repeat=3):
         directories = [
@@ -375,10 +376,10 @@ def test_no_incomplete_mixture_of_stamps_serves() -> None:
                 assert MembershipState.WRITING_OFF not in states
             if can_write_off(what, WANTED):
                 assert lives == {incarnation}
-    assert served == 2 * 3**3  # Each state of each directory, of either life.
+    assert served == 2 * 3**3  # Two states of each of three directories, in two lives.
 
 
-# --- What may be mended -----------------------------------------------------------------------
+# --- What may be repaired -----------------------------------------------------------------------
 
 
 def test_another_bookies_directories_are_never_erased() -> None:
@@ -396,7 +397,7 @@ def test_another_bookies_directories_are_never_erased() -> None:
 
 @pytest.mark.parametrize("state", LedgerState)
 def test_formatted_bookie_may_have_held_its_unclosed_ledgers(state: LedgerState) -> None:
-    """B8: those whose end somebody may yet have to find, in any of their fragments."""
+    """B8: unclosed ledgers with this bookie in any fragment; a recovery may have to find their end."""
 
     def ledger(*ensembles: tuple[BookieId, ...]) -> LedgerMetadata:
         fragments = [Fragment(EntryId(10 * n), each) for n, each in enumerate(ensembles)]

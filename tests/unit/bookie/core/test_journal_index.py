@@ -1,4 +1,4 @@
-"""The memtable against a dict."""
+"""The memtable, compared with a dict."""
 
 import random
 

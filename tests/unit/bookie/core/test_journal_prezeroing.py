@@ -1,4 +1,5 @@
-"""Small writes find blocks that were written before; large ones write nothing more, nor does a journal without prezeroing."""
+"""Small writes zero the journal ahead of themselves; large writes do not, nor does a journal
+without prezeroing."""
 
 from hypothesis import given
 from hypothesis import strategies as st

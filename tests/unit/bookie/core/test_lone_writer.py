@@ -1,4 +1,4 @@
-"""Alone is who adds many times in a row; one chunk of somebody else's ends that."""
+"""A lone writer is a client that adds many times in a row; one add of another client ends that."""
 
 from rollbook.bookie.core.lone_writer import LoneWriter
 

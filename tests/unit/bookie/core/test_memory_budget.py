@@ -1,4 +1,4 @@
-"""What is lent, to whom, and who goes on when there is room again."""
+"""The memory lent to connections, and the order in which waiting ones resume."""
 
 import random
 
@@ -23,7 +23,7 @@ def account(pool: Pool) -> ConnectionMemory:
 
 
 def test_every_connection_gets_its_floor() -> None:
-    """B7: however much the others hold."""
+    """B7: this holds however much the other connections hold."""
     pool = make()
     greedy = [account(pool) for _ in range(2)]
     for each in greedy:
@@ -62,7 +62,7 @@ def test_waiting_connections_resume_in_order() -> None:
         assert not waiting.try_take()
         pool.waiting[waiting] = None
     greedy.give(100)
-    assert not pool.has_news  # A little room is none: everybody would stop again at once.
+    assert not pool.has_news  # With this little room every connection would stop again at once.
     greedy.give(100)
     assert pool.has_news
     assert pool.take_ready() == [first, second]
@@ -71,7 +71,7 @@ def test_waiting_connections_resume_in_order() -> None:
 
 
 def test_one_partial_request_may_finish_in_an_exhausted_pool() -> None:
-    """Else several could hold half a request each, for ever."""
+    """Otherwise several connections could hold half a request each forever."""
     pool = make()
     halves = [account(pool) for _ in range(3)]
     for each in halves:
@@ -140,16 +140,16 @@ def test_pool_totals_equal_the_sum_of_its_connections(seed: int) -> None:
 
 
 def test_partial_requests_beyond_half_the_pool_are_overdue() -> None:
-    """B7: beyond, when others wait, those that stand still have to go."""
+    """B7: beyond half, stalled requests are closed if other connections wait."""
     pool = make()
     half, busy = account(pool), account(pool)
     half.set_begun(500)
-    assert pool.overdue <= 0  # There is room for everybody.
+    assert pool.overdue <= 0  # There is room for every connection.
     busy.take(500)
     assert pool.is_exhausted
     assert pool.overdue == 100
     half.set_begun(400)
-    assert pool.overdue <= 0  # It is not half requests that keep others waiting.
+    assert pool.overdue <= 0  # Partial requests are not what exhausts the pool.
 
 
 def test_favoured_partial_request_gets_extra_room() -> None:
@@ -159,14 +159,14 @@ def test_favoured_partial_request_gets_extra_room() -> None:
     busy.take(900)
     assert pool.is_exhausted
     assert half.room <= 0
-    assert half.try_take()  # Since it has nothing else to give back.
+    assert half.try_take()  # It has no other memory that it could give back.
     assert half.room == 400
     half.set_begun(0)
     assert half.room == 100
 
 
 def test_read_gate_closes_at_ceiling_and_opens_at_half() -> None:
-    """B7: closing and opening in each turn would cost more than it gains."""
+    """B7: closing and opening in each loop turn would cost more than it gains."""
     pool = make()
     full = account(pool)
     gate = ReadGate(full, calls_max=4)
@@ -208,11 +208,11 @@ KIB = 1024
 @pytest.mark.parametrize(
     ("chunks", "next_kib"),
     [
-        # Each chunk: its KiB, whether it has calls, how many calls wait.
+        # Each chunk: its size in KiB, whether it has calls, and how many calls wait.
         ([], 2),
         ([(1, False, 0)], 2),
         ([(2, False, 0)], 4),
-        ([(2, False, 0), (3, False, 0)], 4),  # It was not full.
+        ([(2, False, 0), (3, False, 0)], 4),  # The last chunk was not full.
         ([(2, False, 0), (4, False, 0), (8, False, 0)], 16),
         ([(2, True, 0), (4, True, 0), (8, True, 0), (16, True, 0)], 16),
         ([(2, True, 0), (4, True, 0), (8, True, 0), (16, False, 0)], 32),
@@ -236,7 +236,7 @@ def test_read_size_grows_while_chunks_are_full_and_no_call_waits(
     ("held_kib", "next_kib"), [(0, 16), (84, 16), (90, 10), (98, 2), (99, 2), (120, 2)]
 )
 def test_read_size_is_limited_to_remaining_memory(held_kib: int, next_kib: int) -> None:
-    """B7: but a small one is read in any case."""
+    """B7: a small chunk is always read."""
     here = account(make(0, floor=100 * KIB, ceiling=100 * KIB))
     size = ReadSize(here)
     for kib in (2, 4, 8):

@@ -1,4 +1,4 @@
-"""How long a request that has begun may stand still."""
+"""The time for which a partial request may stall."""
 
 import pytest
 
@@ -41,11 +41,11 @@ _KIB = 1024
 @pytest.mark.parametrize(
     ("begun_kib", "restarts"),
     [
-        ([1], [True]),  # It began.
+        ([1], [True]),  # The request began.
         ([1, 2, 64], [True, False, False]),
-        ([1, 65], [True, True]),  # It brought 64 KiB.
-        ([1, 33, 65, 66], [True, False, True, False]),  # In two chunks, too.
-        ([1, 65, 128, 129], [True, True, False, True]),  # They are counted from the last start.
+        ([1, 65], [True, True]),  # 64 KiB were received.
+        ([1, 33, 65, 66], [True, False, True, False]),  # 64 KiB in two chunks count too.
+        ([1, 65, 128, 129], [True, True, False, True]),  # Bytes count from the last restart.
     ],
 )
 def test_timeout_restarts_with_every_64_kib_received(
@@ -60,7 +60,7 @@ def test_timeout_restarts_with_every_64_kib_received(
 
 
 def test_next_request_restarts_the_timeout() -> None:
-    """B7: however little of it has arrived."""
+    """B7: this holds however little of it has arrived."""
     progress = PartialRequestProgress()
     assert progress.try_restart(100 * _KIB, is_new=True)
     assert progress.try_restart(5, is_new=True)

@@ -1,4 +1,4 @@
-"""Records, alone and in a file, and bytes that are none."""
+"""Records, alone and in a file, and bytes that are not records."""
 
 import random
 
@@ -27,7 +27,7 @@ def test_records_are_read_as_written() -> None:
 
 
 def test_journal_bytes_in_a_payload_are_not_read_as_records() -> None:
-    """B2: the seed is the file's id and the position."""
+    """B2: checksums are seeded with the file's id and the position."""
     inner = write(BODIES, ended=True)
     file = write([bytes(inner.contents), b"x", bytes(inner.contents[FILE_HEADER_BYTES:])])
     assert read(file.contents)[0] == file.bodies
@@ -37,7 +37,7 @@ def test_journal_bytes_in_a_payload_are_not_read_as_records() -> None:
 
 
 def test_records_of_an_older_file_are_ignored() -> None:
-    """B2: blocks that a disk hands out again may hold yesterday's journal."""
+    """B2: reused disk blocks may hold an older journal."""
     older = write(BODIES, ended=True)
     contents = HEADER.pack() + bytes(older.contents[FILE_HEADER_BYTES:])
     reader = RecordReader(contents, bytes(16))
@@ -81,7 +81,7 @@ def test_hostile_bytes_are_not_read_as_records(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_bodies_read_together_equal_bodies_read_one_by_one(seed: int) -> None:
-    """Whatever part of a record is damaged, and wherever what was read begins."""
+    """For damage in any part of a record, and for reads that begin anywhere."""
     chance = random.Random(seed)
     file = write([chance.randbytes(chance.choice((0, 1, 40, 700))) for _ in range(20)])
     positions = [
@@ -91,7 +91,7 @@ def test_bodies_read_together_equal_bodies_read_one_by_one(seed: int) -> None:
     for position in positions:
         if chance.random() < 0.5:
             contents[position + chance.randrange(HEAD_BYTES + 40)] ^= 1 << chance.randrange(8)
-    positions.append(positions[3] + 1)  # Where there is none.
+    positions.append(positions[3] + 1)  # No record begins here.
     origin = positions[first := chance.randrange(3)]
     reader = RecordReader(bytes(contents[origin:]), FILE_ID, origin)
 

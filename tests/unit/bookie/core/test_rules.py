@@ -1,4 +1,4 @@
-"""The small rules: doubt, control records, adoption, salvage, the cache, group commit."""
+"""The small rules: possible losses, control records, adoption, salvage, cache, group commit."""
 
 import random
 from itertools import pairwise
@@ -35,7 +35,7 @@ KEY = ledger_key(b"secret")
 FILE_ID = b"f" * 16
 
 
-# --- Doubt ------------------------------------------------------------------------------------
+# --- Possible losses --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(100))
@@ -83,16 +83,17 @@ def test_settled_ledger_is_exempt_from_loss_of_everything() -> None:
     doubts = PossibleLosses()
     doubts.add_everything()
     doubts.add(7, 3, 3)
-    doubts.settle(7, 0, 2**63 - 1)  # Not its explicit LAC: not as a whole.
+    # This leaves out its explicit LAC, so the ledger is not settled as a whole.
+    doubts.settle(7, 0, 2**63 - 1)
     assert doubts.about(7, 3)
     doubts.settle(7, -1, 2**63 - 1)
     assert not doubts.about(7, 3)
     assert not doubts.beyond(7, -1)
     assert doubts.about(8, 3)
-    doubts.add(7, 5, 5)  # By itself it may come into doubt again,
+    doubts.add(7, 5, 5)  # A settled ledger may become doubtful again by itself,
     assert doubts.about(7, 5)
     assert not doubts.about(7, 3)
-    doubts.add_everything()  # and so it may if everything does.
+    doubts.add_everything()  # and together with everything else.
     assert doubts.about(7, 3)
     doubts.remove_everything()
     assert not doubts.about(7, 3)
@@ -157,11 +158,11 @@ def test_controls_change_ledger_facts() -> None:
     ("ledgers", "entry_bytes", "overhead", "expected"),
     [
         (1, 1000, 1.05, True),
-        (4, 1000, 1.05, False),  # Reading it all would cost a little over four times its bytes.
+        (4, 1000, 1.05, False),  # Reading all of it would read a little over four times its bytes.
         (3, 1000, 1.05, True),
         (500, 100, 1.3, False),
         (1, 100, 1.3, True),
-        (1, 100, 6.0, False),  # Single small adds: mostly padding.
+        (1, 100, 6.0, False),  # Single small adds are mostly padding.
     ],
 )
 def test_journal_is_adopted_if_few_ledgers_and_little_overhead(
@@ -188,7 +189,7 @@ def test_journal_of_deleted_ledgers_is_not_adopted() -> None:
 @pytest.mark.parametrize("kind", list(DigestType))
 @pytest.mark.parametrize("payload", [b"", b"p", b"p" * 100])
 def test_only_a_valid_crc_proves_an_entry(kind: DigestType, payload: bytes) -> None:
-    """B1: no bytes are answered unless a checksum vouches for them."""
+    """B1: bytes are returned only if a checksum covers them."""
     digest = LedgerDigest(kind, b"secret", LedgerId(7))
     entry = pack_entry(digest, EntryId(3), EntryId(2), 5, payload)
     has_crc = kind in (DigestType.CRC32C, DigestType.CRC32)
@@ -204,7 +205,7 @@ def test_only_a_valid_crc_proves_an_entry(kind: DigestType, payload: bytes) -> N
 
 @pytest.mark.parametrize("version", [2, 3])
 def test_damaged_frame_loses_no_other_entry(version: int) -> None:
-    """B1: wherever it is, in a length, a key, an id, a payload."""
+    """B1: this holds for damage in a length, a key, an id or a payload."""
     frames, ids = [], [(7, 0), (2**62, 5), (7, 1), (8, 0)]
     txn_ids = iter(range(2**40, 2**41))
     for ledger_id, entry_id in ids:
@@ -229,14 +230,14 @@ def test_damaged_frame_loses_no_other_entry(version: int) -> None:
 
 
 def test_frame_inside_a_damaged_payload_is_not_salvaged() -> None:
-    """B1: its writer does not know the key."""
+    """B1: the writer of the payload does not know the ledger's key."""
     digest, other = (LedgerDigest(DigestType.CRC32C, b"", LedgerId(each)) for each in (7, 8))
     forged = v2_adds.V2AddPacker(b"guess" * 4, digest).pack(EntryId(5), NO_ENTRY, 0, b"forged")
     own = v2_adds.V2AddPacker(KEY, digest).pack(EntryId(0), NO_ENTRY, 0, b"own")
     carrier = v2_adds.V2AddPacker(KEY, other).pack(EntryId(0), NO_ENTRY, 0, forged)
     damaged = bytearray(carrier + own)
     assert [each[:2] for each in find_entries(bytes(damaged), (7, 8), {})] == [(8, 0), (7, 0)]
-    damaged[60] ^= 1  # The carrier no longer covers what it carries.
+    damaged[60] ^= 1  # The outer frame is damaged and no longer covers the inner one.
     assert [each[:2] for each in find_entries(bytes(damaged), (7, 8), {7: KEY})] == [(7, 0)]
     assert find_entries(bytes(damaged), (7, 8), {}) == []
 
@@ -248,7 +249,7 @@ def test_cache_evicts_the_least_recently_used_within_budget() -> None:
     cache = ByteCache[str](100)
     for name in "abc":
         cache.put(name, bytes(30))
-    assert cache.get("a") is not None  # Used: now the youngest.
+    assert cache.get("a") is not None  # A used value becomes the youngest.
     cache.put("d", bytes(30))
     assert cache.get("b") is None
     assert cache.get("a") is not None

@@ -1,4 +1,4 @@
-"""When copies that metadata names elsewhere may be dropped."""
+"""The rules for dropping copies that metadata assigns to other bookies."""
 
 import random
 
@@ -33,12 +33,13 @@ def look(copies: SurplusCopies, asked_ns: int, *, surplus: bool = True) -> bool:
 
 
 def test_drop_needs_two_agreeing_checks_an_interval_apart() -> None:
-    """B16: one is not enough, and neither are two that an operator asked for in a row."""
+    """B16: one check is not enough, nor are two that an operator requested in quick succession."""
     copies = SurplusCopies(100 * S, 10.0, {})
     assert not look(copies, 5 * S)
     assert list(copies.ledger_ids) == [7]
     assert not look(copies, 94 * S)
-    assert look(copies, 95 * S)  # A look that is a little quicker than the one before.
+    # A check may come slightly early, since the one before took longer.
+    assert look(copies, 95 * S)
     assert copies.may_drop(7, 96 * S, 96 * S)
     copies.on_gone(7)
     assert not look(copies, 300 * S)
@@ -52,11 +53,11 @@ def test_add_restarts_the_two_checks() -> None:
     quiet.pop(7)
     assert not look(copies, 105 * S)
     copies.on_asked(7, 205 * S)
-    quiet.pop(7)  # While the metadata is read.
+    quiet.pop(7)  # An add while the metadata is read.
     assert not copies.on_answer(7, 205 * S, surplus=True)
     assert not look(copies, 305 * S)
     assert look(copies, 405 * S)
-    quiet.pop(7)  # While it is asked for under its lock.
+    quiet.pop(7)  # An add while the metadata is read again under the lock.
     assert not copies.may_drop(7, 405 * S, 405 * S)
 
 
@@ -84,7 +85,7 @@ def test_failed_check_is_ignored() -> None:
 def test_lock_is_valid_only_while_its_session_must_be_alive(
     session_s: float, certain_s: float
 ) -> None:
-    """B16: after a pause somebody else may have the lock, and rely on what is listed here."""
+    """B16: after a pause another process may hold the lock and rely on the copies listed here."""
     copies = SurplusCopies(100 * S, session_s, {})
     look(copies, 0)
     assert look(copies, 100 * S)
@@ -95,11 +96,11 @@ def test_lock_is_valid_only_while_its_session_must_be_alive(
 
 @pytest.mark.parametrize("seed", range(100))
 def test_drop_is_due_exactly_after_two_agreeing_checks(seed: int) -> None:
-    """B16, against the definition."""
+    """B16, compared with its definition."""
     chance = random.Random(seed)
     quiet: dict[int, int] = {}
     copies = SurplusCopies(100, 10.0, quiet)
-    now, looks = 0, list[int]()  # When looks began that agree, since something was added.
+    now, looks = 0, list[int]()  # Starts of agreeing checks since the last add.
     for _ in range(60):
         now += chance.choice((1, 40, 100, 150))
         surplus = chance.random() < 0.8
