@@ -1,4 +1,4 @@
-"""The judge of bookies condemns each lie a bookie could tell, and nothing else."""
+"""The judge of bookies finds each kind of false response, and nothing else."""
 
 import pytest
 
@@ -132,7 +132,7 @@ def fence(judge: Judge) -> None:
 def test_add_accepted_after_a_fence_is_found(judge: Judge) -> None:
     judge.on_sent(L, 0, NO_ENTRY)
     fence(judge)
-    judge.on_add_reply(L, 0, None)  # It was faster.
+    judge.on_add_reply(L, 0, None)  # This add was sent before the fence.
     add(judge, 1, LedgerFenced)
     judge.on_crash()
     assert not judge.violations
@@ -206,7 +206,7 @@ def test_lost_or_invented_explicit_lac_is_found(judge: Judge) -> None:
 def test_deleted_ledger_that_returns_is_found(judge: Judge) -> None:
     add(judge, 0)
     judge.ask_deletion(L)
-    read(judge, 0)  # Not yet.
+    read(judge, 0)  # The deletion is not yet acknowledged.
     judge.on_deleted(L)
     read(judge, 0, NoSuchLedger)
     assert not judge.violations

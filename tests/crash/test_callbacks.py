@@ -1,4 +1,4 @@
-"""Ten kills; `python -m tests crash --of callbacks --kills 100` makes more."""
+"""Callbacks with ten kills; `python -m tests crash --of callbacks --kills 100` makes more."""
 
 from tests.crash.callbacks import crash_it
 

@@ -1,4 +1,4 @@
-"""The forgetful file system as processes see it: as any other, until the power is cut."""
+"""The mounted forgetful file system, which behaves like any other until the power is cut."""
 
 import errno
 import fcntl
@@ -66,7 +66,7 @@ def wait_until(is_true: Callable[[], bool]) -> None:
 
 
 class Native:
-    """The same calls below some folder; what they return or refuse is the result."""
+    """File system calls below a folder, which return their result or the error's name."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -160,7 +160,7 @@ class Native:
 
 
 def _comparable(found: os.stat_result) -> tuple[int, ...]:
-    """The size and links of a directory are each file system's own affair."""
+    """The size and link count of a directory differ between file systems."""
     sizes = (found.st_size, found.st_nlink) if stat.S_ISREG(found.st_mode) else ()
     return (found.st_mode, *sizes)
 
@@ -209,7 +209,7 @@ def random_call(chance: random.Random) -> tuple[object, ...]:
 def test_mount_behaves_like_the_native_file_system(
     seed: int, tmp_path: Path, disk: ForgetfulDisk
 ) -> None:
-    """Every call, on open files too, has the same result or is refused for the same reason."""
+    """Every call, also on open files, has the same result or the same error."""
     (tmp_path / "native").mkdir()
     native, ours = Native(tmp_path / "native"), Native(disk.path)
     chance = random.Random(seed)
@@ -230,7 +230,7 @@ def test_a_long_listing_is_complete(disk: ForgetfulDisk) -> None:
     assert set(os.listdir(disk.path)) == names
     with os.scandir(disk.path) as entries:
         for entry in entries:
-            os.unlink(entry.path)  # While it is being read.
+            os.unlink(entry.path)  # Deletes while the listing is read.
     assert os.listdir(disk.path) == []
 
 
@@ -272,7 +272,7 @@ def test_flock_excludes_processes_until_its_holder_dies(
 
 
 def test_killing_a_process_loses_nothing(disk: ForgetfulDisk, children: Family) -> None:
-    """Not what it wrote, not what it mapped: the page cache outlives it."""
+    """The page cache keeps its writes and its mapped writes."""
     writer = children.start(
         sys.executable,
         "-c",
@@ -306,7 +306,7 @@ def test_power_cut_forgets_unsynced_data(disk: ForgetfulDisk) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_files_are_as_last_synced_after_each_cut(seed: int, disk: ForgetfulDisk) -> None:
-    """Random writes, cuts and reopenings, with whatever the kernel caches in between."""
+    """This holds for random writes, cuts and reopenings, with the kernel's caches in between."""
     chance, names = random.Random(seed), ["a", "b", "c"]
     now, durable = {}, {}
     for name in names:
@@ -424,7 +424,8 @@ def test_full_disk_refuses_writes_until_space_is_freed(disk: ForgetfulDisk) -> N
         with pytest.raises(OSError, match="No space left"):
             file.write(b"x")
         os.unlink(disk.path / "a")
-        wait_until(lambda: os.statvfs(disk.path).f_bavail == 10)  # The kernel lets go of it.
+        # Until the kernel has freed the space.
+        wait_until(lambda: os.statvfs(disk.path).f_bavail == 10)
         file.write(b"x")
     disk.limit_free(None)
     (disk.path / "c").write_bytes(bytes(1 << 20))
@@ -467,7 +468,7 @@ def test_power_cut_fails_a_running_fsync(disk: ForgetfulDisk) -> None:
 
 
 def test_halt_begins_when_data_is_unsynced(disk: ForgetfulDisk, children: Family) -> None:
-    """And from then on nothing takes effect, and nobody gets an answer."""
+    """From then on nothing takes effect, and no call returns."""
     write_synced(disk.path / "a", b"old")
     disk.halt()
     os.stat(disk.path / "a")
@@ -492,7 +493,7 @@ def test_kept_data_is_not_counted_as_forgotten(disk: ForgetfulDisk) -> None:
     assert (disk.path / "a").read_bytes() == b"new"
 
 
-# --- What it is for -------------------------------------------------------------------------------
+# --- Use in tests ---------------------------------------------------------------------------------
 
 
 def mount_points() -> str:
@@ -555,7 +556,7 @@ def test_sqlite_loses_commits_only_without_syncs(disk: ForgetfulDisk) -> None:
     def commits_after_cut(name: str, synchronous: str, exclusive: bool) -> int:
         path = disk.path / name
         database = sqlite3.connect(path, isolation_level=None)
-        if exclusive:  # Else it maps a file of shared memory.
+        if exclusive:  # Otherwise SQLite maps a file of shared memory.
             database.execute("PRAGMA locking_mode=EXCLUSIVE")
         database.execute("PRAGMA journal_mode=WAL")
         database.execute(f"PRAGMA synchronous={synchronous}")
@@ -567,7 +568,7 @@ def test_sqlite_loses_commits_only_without_syncs(disk: ForgetfulDisk) -> None:
         try:
             database.close()
         except sqlite3.Error:
-            pass  # Its files are from before the cut.
+            pass  # Its open files are from before the cut.
         database = sqlite3.connect(path, isolation_level=None)
         try:
             return int(database.execute("SELECT count(*) FROM t").fetchone()[0])

@@ -1,4 +1,4 @@
-"""The forgetful file system's rules, without a mount: what a power cut leaves, story by story."""
+"""The forgetful file system's rules for power cuts, tested without a mount."""
 
 import errno
 import random
@@ -108,7 +108,7 @@ def test_a_truncation_is_undone_unless_synced(volume: Volume) -> None:
 
 
 def test_failed_sync_loses_the_data_silently_afterwards(volume: Volume) -> None:
-    """What Linux does after EIO: the pages count as clean, and a second fsync lies."""
+    """As in Linux after EIO, the pages count as clean, and a second fsync falsely succeeds."""
     inode = durable_file(volume, b"a", b"old")
     volume.write(inode, 0, b"new")
     volume.fail_sync(1)
@@ -141,7 +141,8 @@ def test_written_back_sectors_are_whole_and_old_or_new(volume: Volume) -> None:
         inode = durable_file(volume, name, b"o" * sectors * SECTOR)
         volume.write(inode, 0, b"n" * sectors * SECTOR)
         volume.write_back(seed, 0.5)
-        assert content(volume, name) == b"n" * sectors * SECTOR  # Memory does not notice.
+        # Reads before the cut see the new data.
+        assert content(volume, name) == b"n" * sectors * SECTOR
         volume.forget()
         after = content(volume, name)
         kinds = [after[i : i + SECTOR] for i in range(0, len(after), SECTOR)]
@@ -168,7 +169,7 @@ def test_written_back_growth_leaves_holes_of_zeros(volume: Volume) -> None:
 
 
 def test_old_data_is_never_mixed_with_writes_after_truncation(volume: Volume) -> None:
-    """Otherwise a reused file would mix two lives that no disk ever held together."""
+    """Otherwise a reused file would mix old and new contents that were never on disk together."""
     for seed in range(40):
         name = b"%d" % seed
         inode = durable_file(volume, name, b"o" * 3 * PAGE)
@@ -219,7 +220,7 @@ def test_contents_equal_a_plain_model_under_random_use(seed: int, tmp_path: Path
 
 
 def _check_mixture(after: bytes, versions: list[bytes]) -> None:
-    """Each sector is one that some version since the last sync had, or zeros beyond its end."""
+    """Each sector equals that of a version since the last sync, with zeros beyond its end."""
     assert len(after) <= max(map(len, versions))
     for start in range(0, len(after), SECTOR):
         sector = after[start : start + SECTOR]
@@ -256,7 +257,7 @@ def test_fsync_of_a_new_file_makes_it_reachable_on_ext4(volume: Volume) -> None:
 
 
 def test_fsync_of_one_file_makes_no_other_name_durable(volume: Volume) -> None:
-    """Though ext4's journal often takes them along: luck that we do not model."""
+    """On ext4 the journal often includes other names, but tests must not rely on that."""
     one, _ = durable_file(volume, b"one"), durable_file(volume, b"two", b"2")
     volume.rename(volume.root, b"two", volume.root, b"three", may_replace=True)
     volume.write(one, 0, b"1")
@@ -334,7 +335,7 @@ def test_synced_file_replaces_an_unlinked_one_of_the_same_name(volume: Volume) -
     durable_file(volume, b"a", b"first")
     volume.unlink(volume.root, b"a")
     second = new_file(volume, b"a", b"second")
-    volume.sync(second)  # Makes the name durable, so the unlink must be, too.
+    volume.sync(second)  # This makes the name durable, so the unlink must be durable too.
     volume.forget()
     assert tree(volume) == {"/a": b"second"}
 
@@ -369,9 +370,9 @@ def test_moved_folders_never_form_a_ring(volume: Volume) -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_names_after_a_cut_are_the_durable_or_a_later_state(seed: int, either: Volume) -> None:
-    """In one folder: each name means what it meant at its last sync, or at some moment since."""
+    """In one folder, each name has its inode of the last sync, or of some moment since."""
     volume, root, chance = either, either.root, random.Random(seed)
-    since: dict[bytes, set[int | None]] = {}  # What each name may mean after a cut.
+    since: dict[bytes, set[int | None]] = {}  # Possible inodes of each name after a cut.
     pool = [b"a", b"b", b"c", b"d"]
     for _ in range(150):
         one, two = chance.choice(pool), chance.choice(pool)
@@ -401,7 +402,7 @@ def test_names_after_a_cut_are_the_durable_or_a_later_state(seed: int, either: V
                         assert _meaning(root, name) in since.get(name, {None})
                     since = {name: {_meaning(root, name)} for name in pool}
         except (FileNotFoundError, FileExistsError):
-            pass  # As it should be, for some of these.
+            pass  # Some random calls must fail like this.
         for name in pool:
             since.setdefault(name, {None}).add(_meaning(root, name))
     volume.forget()
@@ -435,7 +436,7 @@ def test_space_is_freed_when_files_are_removed(either: Volume) -> None:
     either.unlink(either.root, b"a")
     assert either.used_bytes == 0
     inode = new_file(either, b"b", bytes(10 * PAGE))
-    inode.lookups = 1  # Still open.
+    inode.lookups = 1  # The file is still open.
     either.unlink(either.root, b"b")
     assert either.used_bytes == 10 * PAGE
     either.forget()

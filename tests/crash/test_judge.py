@@ -1,4 +1,4 @@
-"""The judge of crash tests condemns each lie a store could tell, and nothing else."""
+"""The judge of metadata stores finds each kind of false response, and nothing else."""
 
 import json
 from collections.abc import Sequence
@@ -45,7 +45,8 @@ def test_unknown_outcome_allows_both_until_read() -> None:
     assert verdict({"/a": ("other", 0)}, *unknown)
     absent: list[Line] = [*unknown, ["try", 2, "get", "/a"], ["ok", 2, None]]
     assert not verdict({}, *absent)
-    assert verdict({"/a": ("v", 0)}, *absent)  # It happened after it was seen not to have.
+    # The create took effect after a read returned no node.
+    assert verdict({"/a": ("v", 0)}, *absent)
 
 
 def test_unanswered_operation_has_an_unknown_outcome() -> None:
@@ -88,8 +89,9 @@ def test_repeated_sequence_number_is_found() -> None:
     deletion: list[Line] = [["try", 3, "delete", "/numbers/n-1", 0], ["ok", 3, None]]
     again = given(4, "z", "/numbers/n-1")
     assert verdict({"/numbers/n-1": ("z", 0)}, *one, *deletion, *again)
-    assert verdict(store, *two, *one)  # Numbers only grow.
-    assert verdict({**store, "/numbers/n-3": ("z", 0)}, *one, *two)  # Nobody asked for it.
+    assert verdict(store, *two, *one)  # Numbers must ascend.
+    # No client requested this number.
+    assert verdict({**store, "/numbers/n-3": ("z", 0)}, *one, *two)
 
     taken: list[Line] = [["try", 4, "number", "/numbers/n-", "z"], ["refused", 4, "NodeExists"]]
     assert verdict(store, *one, *two, *taken)

@@ -1,4 +1,4 @@
-"""Child processes of tests obey their lines, and never outlive the tests."""
+"""Child processes of tests exchange lines with them, and never outlive them."""
 
 import os
 import signal
