@@ -1,4 +1,4 @@
-"""Real processes that die at any moment, and power cuts on a file system that forgets."""
+"""Kills of real processes at any moment, and power cuts on a file system that forgets."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,12 +19,12 @@ class CrashResult(Tally):
 def run(
     of: Sequence[str], kills: int, power_cuts: int, seed: int, report: Callable[[str], None]
 ) -> CrashResult:
-    """Kills processes under load, then cuts the power under them: a number of times each."""
+    """Kills processes under load `kills` times, then cuts their power `power_cuts` times."""
     from tests.crash import (
         bookie,
         callbacks,
         embedded_store,
-    )  # Here, for children import this package, too.
+    )  # Imported here, since child processes import this package too.
 
     subjects = {"bookie": bookie.crash_it, "store": embedded_store.crash_it}
     subjects["callbacks"] = callbacks.crash_it

@@ -1,13 +1,13 @@
-"""A bookie dies under load, again and again; nothing it promised is lost.
+"""A bookie dies under load repeatedly, and nothing it promised is lost.
 
-- *Kill*: SIGKILL; the next process takes over its files. Now and then it dies once more on the way
-  up; or stands still for a while first; or is asked to end, by SIGTERM, with everybody at work.
-- *Power cut*: the disk stops in the middle of un-synced writes, the process dies, and the file system
-  forgets what was not synced, or keeps a random share of it. One that had nothing to forget does not count.
-- *Failed fsync*: the bookie ends by itself with the code for that; the next one serves what it found;
-  then the power goes.
-- *Full disk*: adds are refused, fences and recoveries go on, also after a kill; when there is room
-  again, it takes adds again by itself.
+- *Kill*: SIGKILL; the next process takes over its files. Sometimes that process is killed during
+  its start, or is paused before the kill, or is stopped by SIGTERM while clients work.
+- *Power cut*: the disk stops amid un-synced writes, the process dies, and the file system forgets
+  un-synced data, or keeps a random share of it. A cut that forgot nothing does not count.
+- *Failed fsync*: the bookie ends by itself with the exit code for that; the next one serves what it
+  found; then the power is cut.
+- *Full disk*: adds are refused, but fences and recoveries still work, also after a kill; once there
+  is room, the bookie accepts adds again by itself.
 """
 
 import asyncio
@@ -29,15 +29,16 @@ _STOP_S: Final = 0.3
 _TERMINATE_EVERY: Final = 10
 _SLEEP_EVERY: Final = 13
 _KILL_AGAIN_EVERY: Final = 5
-_START_S: Final = 0.15  # About what a start takes here; a second death comes somewhere in it.
-_SHARES_KEPT: Final = (0.0, 0.0, 0.2, 0.5, 0.9)  # Of what was not synced, at a power cut.
-_SYNC_DELAYS_S: Final = (0.0, 0.003, 0.02)  # A slow disk is more often caught in the act.
+_START_S: Final = 0.15  # About the duration of a start; a second kill comes during it.
+_SHARES_KEPT: Final = (0.0, 0.0, 0.2, 0.5, 0.9)  # Shares of un-synced data, at a power cut.
+_SYNC_DELAYS_S: Final = (0.0, 0.003, 0.02)  # On a slow disk, a cut hits a running write more often.
 _REQUESTS_BEFORE_CUT_MAX: Final = 200
-_BYTES_AT_CUT: Final = (1, 1, 64 << 10, 256 << 10)  # The most only while a checkpoint goes on.
-_CUTS_IN_VAIN_MAX: Final = 20  # A third of them: by chance all was written back in time.
+# The last value is reached only during a checkpoint.
+_BYTES_AT_CUT: Final = (1, 1, 64 << 10, 256 << 10)
+_CUTS_IN_VAIN_MAX: Final = 20  # In a third of the cuts all data happens to be written back.
 _FAILURE_PER_CUTS: Final = 5
 _FULL_PER_CUTS: Final = 8
-_FAILED_SYNCS_MAX: Final = 40  # Not all of them can have been such as can be made again.
+_FAILED_SYNCS_MAX: Final = 40  # They cannot all have been syncs of checkpoints, which are repeated.
 _REPORT_EVERY: Final = 10
 
 Crash = Callable[[int], Awaitable[None]]
@@ -65,7 +66,7 @@ def run_kills(folder: Path, kills: int, seed: int, report: Report, *, flaw: str 
 
 
 async def _terminate(rig: Rig) -> None:
-    """SIGTERM under load: it ends by itself, in order and soon."""
+    """Sends SIGTERM under load; the bookie must end soon, with exit code 0."""
     started = time.monotonic()
     rig.subject.terminate()
     await rig.load.crash()
@@ -89,7 +90,8 @@ def run_power_cuts(
 
         async def cut(number: int) -> None:
             chance = rig.chance
-            if number % 2 == 0:  # What the next one finds and builds on must be durable, too.
+            # The data that the next process finds and relies on must be durable too.
+            if number % 2 == 0:
                 await rig.kill()
                 await rig.start()
                 await rig.let_work(50)
@@ -109,7 +111,7 @@ def run_power_cuts(
 
 
 async def _cut_the_power(disk: ForgetfulDisk, rig: Rig) -> int:
-    """While something is not synced; returns how many bytes of that are gone."""
+    """Cuts the power while data is un-synced; returns how many bytes were lost."""
     chance = rig.chance
     disk.halt(
         after_requests=chance.randrange(_REQUESTS_BEFORE_CUT_MAX),
@@ -118,7 +120,7 @@ async def _cut_the_power(disk: ForgetfulDisk, rig: Rig) -> int:
     await rig.until(lambda: disk.is_halted, "un-synced writes")
     rig.subject.strike()
     disk.unplug()
-    rig.subject.wait()  # Before the disk is back: it holds on to what it had opened.
+    rig.subject.wait()  # Wait before the disk is back, since the process still has files open.
     forgotten = disk.statistics()["bytes_forgotten"]
     after = disk.forget(keep=chance.choice(_SHARES_KEPT), seed=chance.randrange(1 << 30))
     await rig.load.crash()
@@ -134,10 +136,12 @@ def run_failed_syncs(
     flaw: str = "-",
     journal_file_bytes: int = 1 << 20,
 ) -> Outcome:
-    """After a failed fsync the kernel holds pages that it takes for clean and the disk never got.
+    """Checks that a failed fsync ends the bookie, and that the next one loses no promise.
 
-    The next process reads them there, and serves them to readers; then the power goes. With large
-    journal files it is nearly always adds that the failed fsync was for.
+    After a failed fsync the kernel holds pages that it takes for clean and the disk never got.
+
+    The next process reads these pages and serves them to readers; then the power is cut. With
+    large journal files, the failed fsync is nearly always one of adds.
     """
     with _subject(disk.path, disk.path.parent, flaw, journal_file_bytes) as subject:
         rig = Rig(subject, seed)
@@ -153,7 +157,7 @@ def run_failed_syncs(
 
 
 async def _fail_a_sync(disk: ForgetfulDisk, rig: Rig) -> None:
-    """Until it ended by itself: a checkpoint whose sync failed is made again, and that is right."""
+    """Fails syncs until the bookie ends by itself: it may repeat a checkpoint whose sync failed."""
     rig.judge.may_fail = True
     enough = disk.statistics()["syncs_failed"] + _FAILED_SYNCS_MAX
     while rig.subject.is_running and disk.statistics()["syncs_failed"] < enough:
@@ -202,7 +206,7 @@ def run_full_disks(
 
 
 async def _repeat(rig: Rig, crash: Crash, times: int, what: str, report: Report) -> Outcome:
-    """Ends early when a promise is seen to be broken."""
+    """Ends early when a promise is broken."""
     await rig.start()
     number = 0
     while number < times and not rig.judge.violations:
@@ -220,7 +224,7 @@ async def _repeat(rig: Rig, crash: Crash, times: int, what: str, report: Report)
 def _subject(
     folder: Path, native: Path, flaw: str, journal_file_bytes: int = 1 << 20
 ) -> Iterator[Subject]:
-    """A new bookie, and a cluster for it that lives on and on a disk that forgets nothing."""
+    """A new bookie, and a cluster whose metadata store is never killed and forgets nothing."""
     with family() as children:
         url = f"sqlite://{native}/metadata.db"
         command = ("rollbook.api.cli.main", "cluster", "init", "--metadata", url)
@@ -228,7 +232,7 @@ def _subject(
         bookies.give_out_ids(url)
         children.start_module(
             "tests.crash.server", url
-        )  # The process that serves it must not be killed.
+        )  # The process that serves the metadata store must not be killed.
         yield Subject(
             folder / "bookie", children, url, flaw=flaw, journal_file_bytes=journal_file_bytes
         )

@@ -1,9 +1,9 @@
-"""Ways to build a bookie wrongly; crash tests must find each, or they prove nothing.
+"""Flaws planted in a bookie; crash tests must find each of them, or they prove nothing.
 
-Most are those that crash images have to find as well (`images/flaws.py`); the others are about
-what only a process, a kernel or a disk can do. A flaw is planted in the process that calls it, a
-bookie of a test (`server/bookie.py`), for good. Where it takes a crash at the right moment, the flaw
-makes the moment last.
+Crash images must find most of these flaws as well (`images/flaws.py`); the others concern
+effects of processes, kernels and disks. A flaw is planted permanently in the process that calls
+it, a test's bookie (`bookie_server.py`). If a crash must hit a certain moment, the flaw prolongs
+that moment.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ def _patch(owner: Any, name: str, new: Any) -> None:
 
 
 def answers_what_it_will_write() -> None:
-    """What waits for the disk counts as written."""
+    """Acknowledges adds while they wait for the disk."""
     enqueue = Journal._enqueue
     write_waiting = Journal._write_waiting
 
@@ -61,12 +61,12 @@ def keeps_fences_in_memory() -> None:
 
 
 def forgets_lacs() -> None:
-    """A ledger that is met again after a start has no LAC but that of new adds."""
+    """A ledger that is loaded after a start has only the LAC of new adds."""
     _patch(Storage, "_make_ledger", lambda _storage, ledger_id, facts: Ledger(ledger_id, facts))
 
 
 def marks_too_much_as_done() -> None:
-    """The mark passes the file behind the one that was checkpointed, too."""
+    """The replay start also skips the file after the checkpointed one."""
 
     def too_far(journal: int, first_sequence: int) -> ReplayStart:
         return ReplayStart(journal + 1, first_sequence)
@@ -75,7 +75,7 @@ def marks_too_much_as_done() -> None:
 
 
 def only_syncs_what_it_read() -> None:
-    """After a failed sync the kernel thinks that there is nothing to do."""
+    """Syncs without rewriting: after a failed sync the kernel has nothing left to write."""
 
     async def sync(file: File, _start: int, _end: int) -> None:
         await file.sync()
@@ -121,7 +121,7 @@ FOUND_BY_POWER_CUTS: Final = (
     "a log is not synced",
     "the catalog never syncs",
 )
-# If a file's sync brings no name along.
+# These need a file system on which a file's sync does not make its name durable.
 FOUND_BY_LOST_NAMES: Final = ("a log's name is not synced",)
 FOUND_BY_FAILED_SYNCS: Final = tuple(flaw.__name__ for flaw in _ON_FAILURE)
 FLAWS: Final[dict[str, Callable[[], None]]] = {

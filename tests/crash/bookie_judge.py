@@ -1,18 +1,18 @@
-"""The responses that clients of one bookie got, and whether they can be true.
+"""Judges whether the responses that clients of one bookie got can be true.
 
-The judge gets every request before it is sent, and every response that came. What was sent and
-never answered, because the process died, has an unknown outcome: until somebody reads it, both are
-possible, and from then on only what was read. For each ledger:
+The judge gets every request before it is sent, and every response. A request without a response,
+because the process died, has an unknown outcome: until a client reads the entry, both outcomes are
+possible, and from then on only the one that was read. For each ledger:
 
 - An entry that was acknowledged, or read, stays there, with the bytes that were added.
-- An entry that nobody added, that was refused, or that was read as absent and not added since, is not.
-- A fence that was answered holds: whatever ordinary add is sent later is refused; and an entry that
-  was absent to a read behind it stays absent, unless a recovery adds it.
+- An entry that was never added, was refused, or was read as absent and not added since, is absent.
+- A fence that was answered holds: every ordinary add sent later is refused; and an entry that
+  was absent in a read after it stays absent, unless a recovery adds it.
 - The LAC that a reader gets never falls below one that was acknowledged or read before.
-- What is deleted stays deleted.
-- UNKNOWN is never the answer: nothing here was damaged.
+- A deleted ledger stays deleted.
+- UNKNOWN is never a response, since nothing was damaged.
 
-Adds with deferred sync are promised by the FORCE behind their answers, not by these.
+Adds with deferred sync are promised by the response to FORCE, not by their own responses.
 """
 
 import struct
@@ -46,7 +46,7 @@ _LARGE_BYTES: Final = 150_000
 
 
 def payload_of(ledger_id: int, entry_id: int) -> bytes:
-    """The one payload an entry of that name ever has."""
+    """The payload of this entry, which is always the same."""
     mixed = (ledger_id * 7919 + entry_id * 104729) & 0xFFFFFF
     size = _LARGE_BYTES if mixed % _LARGE_EVERY == 0 else _SIZES[mixed % len(_SIZES)]
     pattern = _ids(ledger_id, entry_id)
@@ -55,7 +55,7 @@ def payload_of(ledger_id: int, entry_id: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """An add on its way."""
+    """An add without a response yet."""
 
     last_add_confirmed: int
     is_recovery: bool
@@ -65,27 +65,27 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What was certain when it was asked."""
+    """The facts that were certain when a read was sent."""
 
     must_be_there: bool
-    is_at_rest: bool  # No add of it was on its way.
+    is_at_rest: bool  # No add of this entry was in flight.
     is_deleted: bool
     is_behind_fence: bool
     lac_floor: int
-    sent: int  # How many adds of the ledger had been sent.
+    sent: int  # Number of adds of the ledger that had been sent.
 
 
 @dataclass(slots=True)
 class Promises:
-    """Of one ledger."""
+    """The promises and possible states of one ledger."""
 
     ledger_id: int
     digest: LedgerDigest
     promised: set[int] = field(default_factory=set)
-    perhaps: set[int] = field(default_factory=set)  # Unknown outcome, or not yet forced.
+    perhaps: set[int] = field(default_factory=set)  # Outcome unknown, or not yet forced.
     in_flight: dict[int, list[Sent]] = field(default_factory=dict)
-    denied: set[int] = field(default_factory=set)  # Absent to a read behind the fence.
-    unforced: set[int] = field(default_factory=set)  # Answered before their sync, if synced at all.
+    denied: set[int] = field(default_factory=set)  # Absent in a read after the fence.
+    unforced: set[int] = field(default_factory=set)  # Acknowledged before their sync.
     sent: int = 0
     lac_floor: int = NO_ENTRY
     lac_ceiling: int = NO_ENTRY
@@ -102,8 +102,8 @@ class Judge:
         self.violations: list[str] = []
         self.outcomes: Counter[str] = Counter()
         self.ledgers: dict[int, Promises] = {}
-        self.may_be_read_only = False  # The disk is full, or
-        self.may_fail = False  # broken: said by whoever does that to it.
+        self.may_be_read_only = False  # Set by tests that fill the disk.
+        self.may_fail = False  # Set by tests that make the disk fail.
 
     def of(self, ledger_id: int) -> Promises:
         ledger = self.ledgers.get(ledger_id)
@@ -191,7 +191,7 @@ class Judge:
         ledger.unforced.discard(entry_id)
 
     def on_crash(self) -> None:
-        """Whatever was on its way has an unknown outcome."""
+        """All adds in flight now have an unknown outcome."""
         for ledger in self.ledgers.values():
             for entry_id in ledger.in_flight:
                 self._on_unknown(ledger, entry_id)
@@ -279,7 +279,7 @@ class Judge:
             self._break(ledger, f"{entry_id}, which was promised, is absent")
             ledger.promised.discard(entry_id)
         if question.sent < ledger.sent:
-            return  # Perhaps it was added since, and the answer was late.
+            return  # It may have been added after the bookie read it.
         if question.is_behind_fence and not any(
             sent.is_recovery for sent in ledger.in_flight.get(entry_id, ())
         ):
@@ -302,7 +302,7 @@ class Judge:
     def on_list(
         self, ledger_id: int, asked: frozenset[int], error: Failure, entries: EntryList | None
     ) -> None:
-        """`asked` is what was promised when it was asked for."""
+        """`asked` has the entries that were promised when the list was requested."""
         ledger = self.of(ledger_id)
         found: set[int] = set()
         if error is None:
@@ -341,7 +341,7 @@ class Judge:
         self.outcomes["explicit LACs"] += 1
 
     def on_lac_packet(self, ledger_id: int, floor: int, packet: bytes | None) -> None:
-        """`floor` is what was certain when it was asked for."""
+        """`floor` is the LAC that was certain when the packet was requested."""
         ledger = self.of(ledger_id)
         if ledger.is_deletion_asked:
             return

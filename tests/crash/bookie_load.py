@@ -1,7 +1,8 @@
-"""Clients at work on one bookie, in both protocols. The judge gets all they do.
+"""Clients that work on one bookie, in both protocols, and report everything to the judge.
 
-Each lane has a ledger at a time, which it fills, reads, fences, fills up as a recovery does, and leaves
-or deletes; then it takes a new one. What is in flight when the bookie dies is left to the judge.
+Each lane has one ledger at a time, which it fills, reads, fences, completes as a recovery does, and
+leaves or deletes; then it takes a new one. The judge handles requests in flight when the bookie
+dies.
 """
 
 import asyncio
@@ -33,21 +34,21 @@ from tests.crash.bookie_judge import Judge, payload_of
 from tests.support.bookie_client import CALL_TIMEOUT_S, KEY, BookieClient, LedgerWriter, connect
 
 _LANES: Final = 6
-_WINDOW: Final = 150  # Adds of one lane in flight.
+_WINDOW: Final = 150  # Maximum number of adds in flight per lane.
 _CHUNK_MAX: Final = 24
-_LEDGER_ENTRIES: Final = 1500  # About; then the lane goes on with another ledger.
+_LEDGER_ENTRIES: Final = 1500  # After about this many entries the lane takes another ledger.
 _READS_AT_ONCE: Final = 200
 _DEFERRED_EVERY: Final = (
-    5  # One lane in this many, from the fourth on, defers the sync of some adds.
+    5  # One in this many lanes, from the fourth on, defers the sync of some adds.
 )
 _READS_OF_THE_LAST: Final = 5
-_OLD_LEDGERS: Final = 4  # Looked at again after each crash, besides those at work.
+_OLD_LEDGERS: Final = 4  # Old ledgers that are checked after each crash, besides those in use.
 
 Delete = Callable[[int], Awaitable[None]]
 
 
 class Load:
-    """One life of the bookie after the other: `begin`, then `crash` or `rest`, then `begin` again."""
+    """For each life of the bookie: `begin`, then `crash` or `rest`, then `begin` again."""
 
     def __init__(self, judge: Judge, seed: int, delete: Delete | None = None) -> None:
         self.judge = judge
@@ -91,7 +92,7 @@ class Load:
                 lane.on_answered(replies.entry_ids)
 
     async def crash(self) -> None:
-        """The bookie is dead: hears out what it still said."""
+        """The bookie is dead: reads the responses that it still sent."""
         for client in self._clients:
             async with asyncio.timeout(CALL_TIMEOUT_S):
                 await client.lost
@@ -102,7 +103,7 @@ class Load:
         self.judge.on_crash()
 
     async def rest(self) -> None:
-        """Each lane ends what it has begun; the connections stay."""
+        """Each lane completes its requests; the connections stay open."""
         self._is_resting = True
         async with asyncio.timeout(CALL_TIMEOUT_S):
             await asyncio.gather(*self._tasks)
@@ -115,7 +116,7 @@ class Load:
             await client.lost
 
     async def promise_some(self) -> None:
-        """What the lanes do now and then, once for certain: a ledger fenced, one deleted."""
+        """Fences one ledger and deletes one, which the lanes do only sometimes."""
         client = self._clients[1]
         await fence(self.judge, client, next(self._ledger_ids), 0)
         ledger_id = await self.recover_one()
@@ -125,7 +126,7 @@ class Load:
             self.judge.on_deleted(ledger_id)
 
     async def recover_one(self) -> int:
-        """Fences a ledger and adds to it, in whatever state the disk is."""
+        """Fences a ledger and adds to it as a recovery does, even on a full disk."""
         ledger_id, client = next(self._ledger_ids), self._clients[1]
         await fence(self.judge, client, ledger_id, 0)
         writer = client.ledger(ledger_id, self.judge.of(ledger_id).digest.kind)
@@ -144,7 +145,7 @@ class Load:
         return ledger_id
 
     async def check(self) -> None:
-        """Raises what a lane died of, or `ConnectionLost` if the bookie hung up on anybody."""
+        """Raises the error of a failed lane, or `ConnectionLost` if the bookie closed a connection."""
         for task in self._tasks:
             if task.done():
                 await task
@@ -154,7 +155,7 @@ class Load:
     # --- Looking back -------------------------------------------------------------------------
 
     async def _look_back(self) -> None:
-        """After a crash: what its last moments concerned, and some of what is older."""
+        """After a crash: reads recent entries of current ledgers, and some older ones."""
         judge, chance = self.judge, self._chance
         recent = [lane.ledger_id for lane in self._lanes if lane.ledger_id]
         older = [ledger_id for ledger_id in judge.ledgers if ledger_id not in recent]
@@ -190,7 +191,7 @@ class Load:
             await asyncio.gather(*(read(self.judge, client, ledger_id, each) for each in some))
 
     async def _try_fence(self, ledger_id: int) -> None:
-        """A fence that holds refuses an add that would change nothing else."""
+        """Tests a fence or deletion by an add that must be refused."""
         ledger = self.judge.of(ledger_id)
         if not (ledger.is_fenced or ledger.is_deleted):
             return
@@ -199,7 +200,7 @@ class Load:
         writer = client.ledger(ledger_id, ledger.digest.kind)
         self.judge.on_sent(ledger_id, entry_id, ledger.lac_ceiling)
         client.send(writer.pack(entry_id, ledger.lac_ceiling, payload_of(ledger_id, entry_id)))
-        # Replies keep no order, so the read's says nothing of the add's: wait for that one.
+        # Responses have no order, so wait for the response to this add.
         async with asyncio.timeout(CALL_TIMEOUT_S):
             while entry_id in ledger.in_flight and not client.lost.done():
                 await asyncio.sleep(0.001)
@@ -291,13 +292,13 @@ class Lane:
 
     def _pick_new(self) -> list[int]:
         if self._chance.random() < 0.02:
-            self._next += self._chance.randint(1, 3)  # Other bookies have those.
+            self._next += self._chance.randint(1, 3)  # Other bookies hold the skipped entries.
         first = self._next
         self._next += self._chance.choice((1, 1, 2, 5, _CHUNK_MAX))
         return list(range(first, self._next))
 
     def _pick_old(self) -> list[int]:
-        """Adds that come again, as those of a recovery do."""
+        """Entries that are added again, as by a recovery."""
         count = self._chance.randint(1, 3)
         picked = dict.fromkeys(self._chance.randrange(self._next) for _ in range(count))
         return [entry_id for entry_id in picked if entry_id not in self._outstanding]
@@ -351,7 +352,7 @@ class Lane:
 
     async def _batch_read(self) -> None:
         if self._client.version == 3:
-            return  # It is version 2 that has a word for it.
+            return  # Only version 2 has this request.
         first = self._chance.randrange(self._next)
         questions = [self._judge.ask(self.ledger_id, first + at) for at in range(20)]
         request = BatchRead(
@@ -386,14 +387,14 @@ class Lane:
         await fence(self._judge, self._client, next(self._ledger_ids), NO_ENTRY + 1)
 
     async def _end_ledger(self) -> None:
-        """As a recovery does: fence, look, add what is missing; then leave it, or delete it."""
+        """As in a recovery, fences, reads and adds missing entries; then leaves or deletes the ledger."""
         judge, chance = self._judge, self._chance
         if chance.random() < 0.5:
             await self._wait_for_answers(0)
         await fence(judge, self._client, self.ledger_id, max(0, self._next - 5))
         for entry_id in range(max(0, self._next - 10), self._next + 3):
             await read(judge, self._client, self.ledger_id, entry_id)
-        self._add(self._pick_new())  # Has to be refused.
+        self._add(self._pick_new())  # These adds have to be refused.
         missing = sorted(judge.of(self.ledger_id).denied)[:5]
         self._add([e for e in missing if e not in self._outstanding], is_recovery=True)
         await self._wait_for_answers(0)

@@ -1,4 +1,4 @@
-"""One bookie process after the other on the same files, and a load that outlives them."""
+"""Successive bookie processes on the same files, and a load that outlives them."""
 
 import asyncio
 import os
@@ -20,7 +20,7 @@ from tests.support.processes import ChildFailed, Family
 
 PATIENCE_S: Final = bookies.PATIENCE_S
 _ENVIRONMENT: Final = {
-    "ROLLBOOK_STORAGE_QUEUED_BYTES_MAX": str(384 << 10),  # Must fit in a journal file twice.
+    "ROLLBOOK_STORAGE_QUEUED_BYTES_MAX": str(384 << 10),  # Twice this must fit in a journal file.
     "ROLLBOOK_STORAGE_CACHE_BYTES": str(4 << 20),
     "ROLLBOOK_STORAGE_IDLE_AFTER_MS": "20",
     "ROLLBOOK_BOOKIE_SESSION_TIMEOUT_S": "4",
@@ -29,16 +29,18 @@ _ENVIRONMENT: Final = {
 
 @dataclass(slots=True)
 class Outcome:
-    """How one run went."""
+    """The result of one run."""
 
     crashes: int = 0
     acknowledged: int = 0
     unknown: int = 0
     refused: int = 0
-    outages_s: list[float] = field(default_factory=list)  # From each crash to serving again.
-    endings_s: list[float] = field(default_factory=list)  # From each SIGTERM to the end.
+    # Seconds from each crash until the bookie serves.
+    outages_s: list[float] = field(default_factory=list)
+    # Seconds from each SIGTERM until the bookie has ended.
+    endings_s: list[float] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
-    dropped: list[int] = field(default_factory=list)  # Bytes that each power cut took back.
+    dropped: list[int] = field(default_factory=list)  # Bytes that each power cut forgot.
 
 
 class Subject:
@@ -51,7 +53,7 @@ class Subject:
         metadata_url: str,
         *,
         flaw: str = "-",
-        journal_file_bytes: int = 1 << 20,  # Small: each life has checkpoints.
+        journal_file_bytes: int = 1 << 20,  # Small, so that each life has checkpoints.
     ) -> None:
         self.pid = 0
         self._launcher = children.start_module(
@@ -72,7 +74,7 @@ class Subject:
     # --- Its life -----------------------------------------------------------------------------
 
     def launch(self) -> None:
-        """On its way; it may be killed at any moment from now on."""
+        """Launches the bookie, which may be killed at any moment from now on."""
         self.pid, self._status, self._address = 0, None, None
         self._launcher.say("go")
         self._hear_until(lambda: self.pid > 0, "a process to begin")
@@ -84,12 +86,12 @@ class Subject:
         return self._address
 
     def kill(self) -> None:
-        """SIGKILL; gone when it returns."""
+        """Sends SIGKILL and waits until the bookie is gone."""
         self.strike()
         self.wait()
 
     def strike(self) -> None:
-        """SIGKILL; it is gone when its disk lets go of it."""
+        """Sends SIGKILL; the bookie is gone once its disk returns from pending requests."""
         self._signal(signal.SIGKILL)
 
     def terminate(self) -> None:
@@ -102,7 +104,7 @@ class Subject:
         self._signal(signal.SIGCONT)
 
     def _signal(self, number: int) -> None:
-        if self.is_running:  # Nobody else can have its pid: it is waited for by the launcher.
+        if self.is_running:  # Its pid cannot be reused yet, since the launcher waits for it.
             os.kill(self.pid, number)
 
     @property
@@ -127,7 +129,7 @@ class Subject:
             self._hear()
 
     def _hear_all(self) -> None:
-        """What was said by now; perhaps nothing, if somebody else was faster to hear it."""
+        """Reads all lines sent so far; there may be none."""
         while self._can_hear(0):
             self._hear()
 
@@ -182,18 +184,18 @@ class Rig:
         self.subject = subject
         self.load = Load(self.judge, seed, subject.delete)
         self.outages_s: list[float] = []
-        self.endings_s: list[float] = []  # From each SIGTERM to the end.
+        self.endings_s: list[float] = []  # Seconds from each SIGTERM until the bookie has ended.
         self.dropped: list[int] = []
 
     async def start(self) -> None:
-        """The bookie, and everybody at work on it."""
+        """Starts the bookie and its load."""
         started = time.monotonic()
         address = self.subject.start()
         self.outages_s.append(time.monotonic() - started)
         await self.load.begin(address)
 
     async def let_work(self, adds: int = 300) -> None:
-        """Until `count` more were acknowledged, and one of everything else; then a while longer."""
+        """Waits for `adds` more acknowledged adds, a fence and a deletion, and then a little longer."""
         enough = self.judge.outcomes["acknowledged"] + adds
         await self.until(lambda: self.judge.outcomes["acknowledged"] >= enough, "answers")
         await self.load.promise_some()

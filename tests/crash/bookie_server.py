@@ -1,14 +1,13 @@
-"""Real bookie processes for crash tests: the command `rollbook`, and what a test may add to it.
+"""Real bookie processes for crash tests: the command `rollbook`, and deletions for tests.
 
     python -m tests.crash.bookie_server FLAW-OR-MINUS ARGUMENT…
 
-It loads everything once. Then each line `go` begets a process that runs `rollbook ARGUMENT…`, one
-at a time; `pid N` says which, `ended STATUS` how it ended, as waitpid says it. So what a test waits
-for is the bookie's own time, not Python's. A flaw (`bookie_flaws.py`) breaks these processes.
+It loads all modules once. Then each line `go` forks a process that runs `rollbook ARGUMENT…`, one
+at a time; it prints `pid N` and, at its end, `ended STATUS`, with waitpid's exit code. So a test
+does not wait for Python to load. A flaw (`bookie_flaws.py`) is planted in these processes.
 
-A bookie speaks for itself meanwhile, on the same standard output. Each line `delete LEDGER` is answered
-by it with `deleted LEDGER` when that is durable: as garbage collection deletes, which by itself takes its
-time.
+The bookie writes to the same standard output. It answers each line `delete LEDGER` with
+`deleted LEDGER` when the deletion is durable. Garbage collection would take longer to delete.
 """
 
 import asyncio
@@ -20,7 +19,7 @@ import sys
 from typing import Final
 from unittest import mock
 
-import rollbook.api.cli.server.bookie  # noqa: F401  # What the command will need.
+import rollbook.api.cli.server.bookie  # noqa: F401  # The command will need these.
 from rollbook.api.cli.main import main as rollbook_command
 from rollbook.bookie.storage import Storage
 from rollbook.proto.errors import BookieFailed
@@ -31,7 +30,7 @@ _DELETE_AGAIN_S: Final = 0.05
 
 
 def _obey(storage: Storage) -> None:
-    """Commands of the test, from now on."""
+    """Obeys the test's commands from now on."""
     loop = asyncio.get_running_loop()
     pending = b""
     tasks: dict[asyncio.Task[None], None] = {}
@@ -42,7 +41,7 @@ def _obey(storage: Storage) -> None:
                 await storage.delete(ledger_id)
             except BookieFailed:
                 return  # It is about to end.
-            except OSError:  # There will be room again.
+            except OSError:  # The disk is full; there will be room again.
                 await asyncio.sleep(_DELETE_AGAIN_S)
             else:
                 break
@@ -73,12 +72,12 @@ def _start_and_obey(self: Storage) -> None:
 
 
 def _say(line: str) -> None:
-    """In one write: two processes share the pipe."""
+    """Writes the line in one call, since two processes share the pipe."""
     os.write(1, line.encode() + b"\n")
 
 
 def _lines() -> list[bytes]:
-    """Waits for some; none at the end."""
+    """Waits for lines; returns none at the end of the input."""
     return os.read(0, 65536).splitlines()
 
 
@@ -90,11 +89,11 @@ def main() -> None:
     gc.collect()
     gc.freeze()
     while lines := _lines():
-        if b"go" not in lines:  # Else it was meant for one that is dead.
+        if b"go" not in lines:  # Otherwise the line was meant for a bookie that has died.
             continue
         child = os.fork()
         if not child:
-            # It must not outlive us, and so not the test.
+            # The bookie must not outlive this process, and thus not the test.
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             sys.argv = ["rollbook", *arguments]
             rollbook_command()

@@ -1,8 +1,9 @@
-"""Callbacks of real recovery servers that are killed at random, and of receivers that are.
+"""Callbacks of real recovery servers to a receiver, while all of them are killed at random.
 
-Two servers, one receiver: one of the three dies at a time, and is started again, while bookies change their lifecycles.
-Each event has to arrive, in order for each bookie, with a signature that holds; it may arrive again. The metadata
-store lives in the test's own process, so that it outlives them.
+There are two servers and one receiver. One of the three is killed at a time and started again,
+while bookies change their lifecycle states. Each event has to arrive, in order for each bookie,
+with a valid signature; it may arrive again. The metadata store is in the test's own process, so
+that it outlives them.
 """
 
 import asyncio
@@ -54,7 +55,7 @@ server.serve_forever()
 
 
 def crash_it(kills: int, power_cuts: int, seed: int, report: Callable[[str], None]) -> CrashResult:
-    """Power cuts are the store's own matter. Each kill that was survived counts as one."""
+    """Makes no power cuts, which the store's own tests make. Each survived kill counts as passed."""
     with (
         tempfile.TemporaryDirectory(prefix="rb-", dir="/tmp") as folder,
         processes.family() as children,
@@ -89,7 +90,7 @@ class Rig:
         return sum(map(len, self._expected.values()))
 
     async def run(self, kills: int) -> str:
-        """What is wrong with what arrived; empty: nothing."""
+        """Returns an error in the received events, or an empty string."""
         store = await open_metadata_store(self._url, serve=True, create=True)
         async with store:
             cluster = await initialise(store, "/ledgers", self._randomness)
@@ -115,7 +116,7 @@ class Rig:
             return self._judge()
 
     async def _kill_one(self, store: MetadataStore, cluster: Cluster) -> None:
-        """It is started again, and a server leads when this returns."""
+        """Kills one process and starts it again; waits until a server leads."""
         victim = self._randomness.choice(sorted(self._running))
         await asyncio.sleep(self._randomness.random() * 0.3)
         self._running[victim].kill()
@@ -148,7 +149,7 @@ class Rig:
         self._running[name] = self._children.start(*command, environment=environment)
 
     async def _ready(self, name: str) -> str:
-        """Its line: a server's has its address."""
+        """Returns the first line of a process; a server's line has its address."""
         return await asyncio.to_thread(self._running[name].line)
 
     async def _make_callback(self, line: str) -> None:
@@ -194,12 +195,12 @@ class Rig:
             await asyncio.sleep(self._randomness.random() * 0.2)
 
     def _is_queued(self, bookie: str, known: Mapping[str, str]) -> bool:
-        """Its last state: what nobody has read before it changes again is no event."""
+        """Whether the bookie's last event is queued: a state that changes before it is read causes none."""
         ids = self._expected[bookie]
         return not ids or known.get(f"lifecycle/{bookie}", "").endswith(ids[-1])
 
     async def _until_queued(self, store: MetadataStore, cluster: Cluster) -> None:
-        """Some server leads, and has queued what happened before this call. Only then another one may die."""
+        """Waits until a server has queued all earlier events; only then may another process be killed."""
         nodes = CallbackNodes(store, cluster)
         counts = {bookie: len(ids) for bookie, ids in self._expected.items()}
         while True:

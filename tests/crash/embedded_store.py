@@ -1,13 +1,12 @@
-"""Owners of the embedded metadata store die under load, again and again; nothing promised is lost.
+"""Owners of the embedded metadata store die under load repeatedly, and nothing promised is lost.
 
-- *Kill*: the owning server gets SIGKILL, another one takes over, a new one joins the waiting. Now
-  and then a client sleeps through it, for less than its session lasts. And once the owner itself
-  sleeps longer than that, with everybody's heartbeats waiting for it.
+- *Kill*: the owning server gets SIGKILL, another one takes over, and a new one joins the waiting.
+  Sometimes a client is paused meanwhile, for less than its session time-out. Once the owner itself
+  is paused for longer than that, while all clients' heartbeats wait for it.
 - *Power cut*: all servers die at the same instant, every other time with all clients; the file
-  system forgets what was not synced, or keeps a random share of it; they start again on what is
-  left. Clients that lived keep their sessions through it. Every other cut comes right after a
-  take-over.
-- *Failed fsync*: the owner ends by itself, the next one works for a while, then the power goes.
+  system forgets un-synced data, or keeps a random share of it; then they start again. Clients that
+  survive keep their sessions. Every other cut comes right after a take-over.
+- *Failed fsync*: the owner ends by itself, the next one works for a while, then the power is cut.
 """
 
 import time
@@ -23,10 +22,10 @@ from tests.crash.series import Report, crash_in_series
 from tests.support.forgetful import ForgetfulDisk
 from tests.support.processes import Child, ChildFailed, Family, family, kill_at_once
 
-_SERVERS: Final = 3  # One owns the store, two wait: a new process takes a while to start.
-_SHARES_KEPT: Final = (0.0, 0.0, 0.2, 0.5, 0.9)  # Of what was not synced, at a power cut.
-_KILL_FIRST: Final = 0.5  # What the next owner finds and shows must be durable, too.
-_SYNC_DELAYS_S: Final = (0.0, 0.003, 0.02)  # A slow disk is more often caught in the act.
+_SERVERS: Final = 3  # One owns the store and two wait, since a new process starts slowly.
+_SHARES_KEPT: Final = (0.0, 0.0, 0.2, 0.5, 0.9)  # Shares of un-synced data, at a power cut.
+_KILL_FIRST: Final = 0.5  # The data that the next owner finds and serves must be durable too.
+_SYNC_DELAYS_S: Final = (0.0, 0.003, 0.02)  # On a slow disk, a cut hits a running write more often.
 _SYNCS_FAIL_EVERY_S: Final = 1.0
 _SLEEP_EVERY: Final = 10
 _FAILURE_PER_CUTS: Final = 5
@@ -34,7 +33,7 @@ _REPORT_EVERY: Final = 10
 
 
 class Servers:
-    """Those that may own the store; one does."""
+    """The servers that may own the store; one of them does."""
 
     def __init__(self, folder: Path, children: Family, flaw: str) -> None:
         self.url = f"sqlite://{folder}/metadata.db"
@@ -61,8 +60,8 @@ class Servers:
     def fail_sync_of_owner(self, disk: ForgetfulDisk, rig: Rig) -> None:
         """An fsync fails, and the owner ends by itself.
 
-        The first one may have been a checkpoint's, which SQLite tries again later, and well: the
-        log still has everything. So syncs go on failing now and then until one was a commit's.
+        The first one may belong to a checkpoint, which SQLite repeats later without harm, since the
+        log still has everything. So more syncs fail until one belongs to a commit.
         """
         ended: list[Child] = []
         fail_next_at = 0.0
@@ -108,7 +107,7 @@ class Servers:
 
 
 def _pids_that_hold_a_flock() -> set[int]:
-    """Of all processes; those that only wait for one do not count."""
+    """Returns the pids of all processes that hold a flock, without those that wait for one."""
     lines = Path("/proc/locks").read_text().splitlines()
     fields = (line.split() for line in lines if "->" not in line)
     return {int(pid) for _, kind, _, _, pid, *_ in fields if kind == "FLOCK"}
@@ -157,10 +156,10 @@ def run_power_cuts(
 def run_failed_syncs(
     disk: ForgetfulDisk, failures: int, seed: int, report: Report, *, flaw: str = ""
 ) -> Outcome:
-    """An fsync fails under load; the next owner works for a while; then the power goes.
+    """An fsync fails under load; the next owner works for a while; then the power is cut.
 
     After a failed fsync the kernel holds pages that it takes for clean and that the disk never got.
-    What the next owner reads there, and builds on, is gone with the power.
+    A power cut loses data that the next owner reads from these pages and relies on.
     """
     with _at_work(disk.path, seed, flaw) as (servers, rig, children):
 
@@ -193,7 +192,7 @@ def _at_work(folder: Path, seed: int, flaw: str) -> Iterator[tuple[Servers, Rig,
 def _repeat(
     crash: Callable[[int], None], times: int, what: str, rig: Rig, report: Report
 ) -> Outcome:
-    """Ends early when a promise is seen to be broken."""
+    """Ends early when a promise is broken."""
     number = 0
     while number < times and not rig.judge.violations:
         rig.let_work()

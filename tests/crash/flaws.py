@@ -1,7 +1,7 @@
-"""Ways to build the embedded store wrongly; crash tests must find each, or they prove nothing.
+"""Flaws planted in the embedded store; crash tests must find each of them, or they prove nothing.
 
-A flaw is a function that changes the store's classes in the process that calls it: a server of a
-test (`server.py`), never anything else.
+A flaw is a function that changes the store's classes in the process that calls it, which is always
+a test's server (`server.py`).
 """
 
 import asyncio
@@ -33,12 +33,12 @@ class _NeverSyncs(sqlite3.Connection):
 
 
 def never_syncs() -> None:
-    """SQLite leaves it to the kernel when to write (MS1)."""
+    """SQLite never syncs, so the kernel decides when to write (MS1)."""
     _patch(sqlite3, "connect", functools.partial(sqlite3.connect, factory=_NeverSyncs))
 
 
 def answers_first() -> None:
-    """What is being written counts as durable (MS1)."""
+    """Writes in progress count as durable (MS1)."""
     keep, writing = StoreFile.keep, []
 
     async def begin_to_keep(file: StoreFile, batch: CommitGroup) -> None:
@@ -50,7 +50,7 @@ def answers_first() -> None:
 def tears_transactions() -> None:
     """Each node is written in a commit of its own.
 
-    Between a counter's and that of its log it takes its time: so it needs no luck to be killed there.
+    It pauses between the commits of a counter and of its log, so that a kill is likely there.
     """
     keep = StoreFile.keep
 
@@ -65,7 +65,7 @@ def tears_transactions() -> None:
 
 
 def trusts_the_log() -> None:
-    """A new owner takes what it reads in the log for durable (MS1)."""
+    """A new owner takes everything it reads in the log for durable (MS1)."""
     _patch(embedded_sqlite, "_write_again", lambda path: None)
 
 
@@ -85,7 +85,7 @@ def forgets_sessions() -> None:
 
 
 def counts_children_that_are_left() -> None:
-    """Sequential nodes are numbered by what a new owner finds (MS4)."""
+    """A new owner numbers sequential nodes by the children that are left (MS4)."""
 
     def count_again(kept: Kept) -> Kept:
         rows = list(kept.rows)

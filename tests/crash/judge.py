@@ -1,18 +1,18 @@
-"""The responses that clients of a metadata store got, and whether they can be true.
+"""Judges whether the responses that clients of a metadata store got can be true.
 
-Clients say each line before they send an operation and after they learn of its outcome; the judge
-lives in another process, so a line that arrived survives whatever happens to the clients. At the
-end it compares what the store holds with what it promised:
+Clients print a line before they send an operation and after they learn its outcome. The judge is in
+another process, so lines it received survive the clients. At the end it compares the contents of
+the store with its promises:
 
 - *Paths* are each used by one client, one operation after another. For each path the judge keeps
   the set of states that are possible: an acknowledged operation happened, a refused one did not, an
-  unknown one may have. A read must return a possible state, and so must the end.
+  unknown one may have. A read must return a possible state, and so must the store at the end.
 - *Counters* are shared. A step writes the counter by compare-and-set and its token under
-  `LOG/COUNTER/N` in one transaction, so the log tells who made which step: it has no gap, ends
-  where the counter stands, holds every acknowledged step and no refused one, and agrees with every
-  value that anybody ever saw. What was seen and never was is thus found, too.
-- *Numbers* are sequential nodes, deleted sooner or later: no name is given twice, and the next one
-  is never taken.
+  `LOG/COUNTER/N` in one transaction, so the log has the token of each step: it has no gap, ends at
+  the counter's value, has every acknowledged step and no refused one, and agrees with every value
+  that a client ever saw. So values that were seen but never written are found too.
+- *Numbers* are sequential nodes, most of which are deleted: no name is given twice, and the next
+  name is never taken.
 
 Lines are JSON arrays:
     ["try", OP, KIND, …]     create PATH VALUE · set PATH VALUE VERSION · delete PATH VERSION ·
@@ -21,7 +21,7 @@ Lines are JSON arrays:
     ["refused", OP, REASON]  not applied; REASON is the name of the error
     ["unknown", OP]
     ["saw", COUNTER, N, TOKEN]
-    ["bad", TEXT]            the client itself saw a promise broken
+    ["bad", TEXT]            the client itself saw a broken promise
 """
 
 import json
@@ -34,7 +34,7 @@ LOG: Final = "/log"
 NUMBERS: Final = "/numbers"
 
 State = tuple[str, int] | None
-"""A node's value and version; None: there is none."""
+"""A node's value and version, or None if there is no node."""
 
 _NEVER_MADE: Final[frozenset[State]] = frozenset([None])
 
@@ -43,12 +43,14 @@ class Judge:
     def __init__(self) -> None:
         self.violations: list[str] = []
         self.outcomes: Counter[str] = Counter()
-        self._open: dict[tuple[str, int], list[Any]] = {}  # By client and operation: not ended.
+        # Pending operations, by client and operation.
+        self._open: dict[tuple[str, int], list[Any]] = {}
         self._possible: dict[str, frozenset[State]] = {}
-        self._given: dict[str, str] = {}  # Numbers: path -> value.
-        self._last_given: dict[str, str] = {}  # By client.
+        self._given: dict[str, str] = {}  # Values of numbers, by path.
+        self._last_given: dict[str, str] = {}  # Last path given to each client.
         self._perhaps_given: set[str] = set()  # Values of numbers with an unknown outcome.
-        self._steps: dict[tuple[str, int], str] = {}  # Acknowledged or seen: (counter, n) -> token.
+        # Tokens of acknowledged or seen steps, by counter and number.
+        self._steps: dict[tuple[str, int], str] = {}
         self._refused_tokens: set[str] = set()
 
     # --- While it runs --------------------------------------------------------------------------
@@ -139,7 +141,7 @@ class Judge:
     # --- At the end -----------------------------------------------------------------------------
 
     def verdict(self, store: Mapping[str, tuple[str, int]]) -> list[str]:
-        """Everything that was ever wrong, given all nodes with their values and versions."""
+        """Returns all violations, given all nodes with their values and versions."""
         for attempt in self._open.values():  # The client died, or got no response in time.
             self.outcomes["unknown"] += 1
             self._on_unknown(attempt)

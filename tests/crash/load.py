@@ -1,15 +1,15 @@
-"""A client of a metadata store under test: it works, and prints each response it gets.
+"""A client of a metadata store under test, which prints each response it gets.
 
     python -m tests.crash.load URL NAME SESSION_TIMEOUT_S
 
-Lines are those of `judge.py`, and `["ready"]` when it has begun. On the line `finish` it lets
-everything come to rest and says `["finished"]`; then each line `mirror` is answered by
-`["mirror", {…}]`, what it believes to be below `/watched` from events alone; at the end of its input
-it closes its session and ends.
+It prints the lines of `judge.py`, and `["ready"]` when it has begun. On the line `finish` it
+completes its operations and prints `["finished"]`; then it answers each line `mirror` with
+`["mirror", {…}]`, the nodes below `/watched` that it knows from events alone; at the end of its
+input it closes its session and ends.
 
-Promises about sessions and watches are checked here, since only a client can: its session must not
-expire nor its ephemeral node go while it keeps up its heartbeats, and each change below a watched
-node must be followed by its event or by RESYNC.
+It checks promises about sessions and watches, since only a client can: while it sends heartbeats,
+neither its session nor its ephemeral node may expire, and each change below a watched node must be
+followed by its event or by RESYNC.
 """
 
 import asyncio
@@ -45,16 +45,16 @@ LIVE: Final = "/live"
 FOLDERS: Final = (COUNTERS, LOG, NUMBERS, PATHS, WATCHED, LIVE)
 COUNTER_NAMES: Final = ("a", "b", "c")
 
-_LANES: Final = 3  # Of each kind of work, side by side.
-_WATCHED_MAX: Final = 10  # Nodes a lane keeps there.
+_LANES: Final = 3  # Concurrent lanes for each kind of work.
+_WATCHED_MAX: Final = 10  # Nodes that a lane keeps below `/watched`.
 _EVENT_TIMEOUT_S: Final = 15.0
-_CALM_S: Final = 0.002  # Between two operations of a lane: three clients must fit on two cores.
+_CALM_S: Final = 0.002  # Pause between operations of a lane: three clients must fit on two cores.
 _READS_AT_ONCE: Final = 100
 _CHECK_LIVE_S: Final = 0.1
 
 
 async def prepare(store: MetadataStore) -> None:
-    """What every load expects to find; what is there already is fine."""
+    """Creates the nodes that every load expects, unless they exist."""
     nodes = dict.fromkeys(FOLDERS, b"")
     for name in COUNTER_NAMES:
         nodes |= {f"{COUNTERS}/{name}": b"0 -", f"{LOG}/{name}": b""}
@@ -66,7 +66,7 @@ async def prepare(store: MetadataStore) -> None:
 
 
 def say(*line: object) -> None:
-    """In one write, so that a line is printed as a whole or not at all."""
+    """Prints the line in one write, so that it is printed as a whole or not at all."""
     os.write(1, json.dumps(line).encode() + b"\n")
 
 
@@ -156,7 +156,7 @@ class Load:
     # --- Work -----------------------------------------------------------------------------------
 
     async def _step(self) -> None:
-        """One step of a shared counter, with its entry in the log."""
+        """Makes one step of a shared counter, with its entry in the log."""
         counter, token = self._chance.choice(COUNTER_NAMES), self._new_name()
         path = f"{COUNTERS}/{counter}"
         try:
@@ -177,7 +177,7 @@ class Load:
         await self._attempt(self._store.transaction(ops), "step", counter, n + 1, token)
 
     async def _live_a_path(self) -> None:
-        """A path of our own is created, changed, deleted, created again, and read in between."""
+        """Creates, changes, deletes and recreates a path of our own, with reads in between."""
         path = f"{PATHS}/{self._new_name()}"
         node: Node | None = None
         for _ in range(self._chance.randrange(1, 8)):
@@ -207,7 +207,7 @@ class Load:
             await self._attempt(self._store.delete(path, 0), "delete", path, 0)
 
     async def _change_watched(self) -> None:
-        """Creates and later deletes nodes that everybody watches, and waits for our own events."""
+        """Creates and later deletes nodes that all clients watch, and waits for its own events."""
         made: list[str] = []
         while self._running:
             path = f"{WATCHED}/{self._new_name()}"
@@ -239,7 +239,7 @@ class Load:
             try:
                 await self._store.create(path, mode=CreateMode.EPHEMERAL)
             except NodeExists:
-                pass  # An earlier attempt, the outcome of which was unknown.
+                pass  # An earlier attempt with an unknown outcome created it.
             except RollbookError:
                 continue
             try:
@@ -261,16 +261,16 @@ class Load:
 
 
 class Mirror:
-    """What is below `/watched`, learned from the events of one watch.
+    """The nodes below `/watched`, known from the events of one watch.
 
-    Events are taken as they come, and what they speak of is read on the side.
+    It takes events at once, and reads their nodes concurrently.
     """
 
     def __init__(self, store: MetadataStore) -> None:
         self.values: dict[str, str] = {}
         self._store = store
         self._expected: dict[str, asyncio.Future[None]] = {}
-        self._unread: dict[str, None] = {WATCHED: None}  # That one: everything.
+        self._unread: dict[str, None] = {WATCHED: None}  # This path stands for all nodes.
         self._is_unread = asyncio.Event()
         self._is_unread.set()
 
@@ -281,11 +281,11 @@ class Mirror:
                     _finish(future)
             elif event.path in self._expected:
                 _finish(self._expected[event.path])
-            self._unread[event.path] = None  # RESYNC speaks of what is watched.
+            self._unread[event.path] = None  # RESYNC has the path of the watched node.
             self._is_unread.set()
 
     def expect(self, path: str) -> asyncio.Future[None]:
-        """Done when an event of this path came, or RESYNC."""
+        """Returns a future that is done after an event of this path, or RESYNC."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._expected[path] = future
         return future
@@ -313,7 +313,8 @@ class Mirror:
                         else:
                             self.values[path] = node.value.decode()
             except RollbookError:
-                self._unread = {**paths, **self._unread}  # No more: RESYNC has to come by itself.
+                # Does not read everything: RESYNC has to come by itself.
+                self._unread = {**paths, **self._unread}
                 self._is_unread.set()
                 await asyncio.sleep(_CALM_S)
 
@@ -324,7 +325,7 @@ def _finish(future: "asyncio.Future[None]") -> None:
 
 
 async def main(url: str, name: str, session_timeout_s: str) -> None:
-    # A power cut takes the folder away for a moment; who lives through it would complain of that.
+    # A power cut removes the folder for a moment; surviving clients would log that.
     configure_logs(level="error", stream=io.StringIO())
     commands = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(

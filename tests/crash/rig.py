@@ -1,9 +1,8 @@
-"""Three working clients of a metadata store, and the judge who hears every line they say.
+"""Three working clients of a metadata store, and the judge, which gets every line they print.
 
-What goes wrong in between is the caller's affair (`embedded_store.py`, `test_zookeeper.py`). In the
-end `finish` compares the store with what was promised: writes (`judge.py`), what each client learned
-from its watch, and the sessions: those that lived kept their ephemeral nodes, those that died lost
-them.
+The caller causes the failures in between (`embedded_store.py`, `test_zookeeper.py`). At the end
+`finish` compares the store with what was promised: writes (`judge.py`), the nodes that each client
+knows from its watch, and ephemeral nodes, which live sessions keep and dead ones lose.
 """
 
 import asyncio
@@ -23,9 +22,9 @@ from tests.support.processes import Child, ChildFailed, Family
 
 CLIENTS: Final = 3
 SESSION_TIMEOUT_S: Final = 5.0
-PATIENCE_S: Final = 30.0  # For anything that has to happen, on a busy machine.
+PATIENCE_S: Final = 30.0  # Time-out of every wait, on a busy machine.
 
-_LOAD_BEFORE_A_CRASH: Final = 30  # Operations acknowledged since the last one.
+_LOAD_BEFORE_A_CRASH: Final = 30  # Operations acknowledged since the last crash.
 _CALM_S_MAX: Final = 0.1
 _STRAGGLERS_S: Final = 0.002
 _LOOK_AGAIN_S: Final = 0.2
@@ -34,13 +33,14 @@ _READS_AT_ONCE: Final = 500
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How one run went."""
+    """The result of one run."""
 
     crashes: int
     acknowledged: int
     unknown: int
     refused: int
-    outages_s: list[float] = field(default_factory=list)  # From each crash to the next answer.
+    # Seconds from each crash to the next response.
+    outages_s: list[float] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
 
 
@@ -55,9 +55,9 @@ class Rig:
         self._children = children
         self._clients: dict[str, Child] = {}
         self._generation = 0
-        self._said: dict[str, Any] = {}  # What each client said last besides the judge's lines.
+        self._said: dict[str, Any] = {}  # Each client's last line that is not for the judge.
         self._selector = selectors.DefaultSelector()
-        self._sleepers: dict[str, float] = {}  # When each wakes up.
+        self._sleepers: dict[str, float] = {}  # The time at which each paused client resumes.
         self._outages_s: list[float] = []
 
     # --- Clients --------------------------------------------------------------------------------
@@ -80,7 +80,7 @@ class Rig:
             self._selector.register(client.output, selectors.EVENT_READ, name)
 
     def bury_clients(self) -> None:
-        """They were killed; what they said before still counts."""
+        """Removes killed clients; lines they printed before still count."""
         self._sleepers.clear()
         for name, client in self._clients.items():
             self._selector.unregister(client.output)
@@ -88,23 +88,23 @@ class Rig:
         self._clients.clear()
 
     def let_work(self) -> None:
-        """Until every client works and some work is done; for a time that is no rhythm."""
+        """Waits until every client works and has done some work, and then for a random time."""
         self._wait_for_acknowledged(1)
         self.listen_until(lambda: self._all_said("ready"), "all clients to be ready")
         self._wait_for_acknowledged(_LOAD_BEFORE_A_CRASH)
         self.listen(self.chance.uniform(0, _CALM_S_MAX))
 
     def let_one_sleep(self, for_s: float) -> None:
-        """One client stands still from now on, for so long; nobody waits for it."""
+        """Pauses one client from now on for `for_s` seconds, without waiting."""
         name = self.chance.choice(sorted(self._clients))
         self._clients[name].stop()
         self._sleepers[name] = time.monotonic() + for_s
 
     def let_recover(self) -> None:
-        """Right after a crash: until the first answer since, and the time that took is noted."""
+        """Waits after a crash until the first response, and records the time that took."""
         started = time.monotonic()
         while self._listen_once(_STRAGGLERS_S):
-            pass  # Answers from before it, on their way to us.
+            pass  # These are responses from before the crash.
         self._wait_for_acknowledged(1)
         self._outages_s.append(time.monotonic() - started)
 
@@ -127,7 +127,7 @@ class Rig:
                 raise ChildFailed(f"waited {PATIENCE_S} s for {what}")
 
     def _listen_once(self, timeout_s: float) -> bool:
-        """Whether anybody said something."""
+        """Reads pending lines; returns whether there were any."""
         for name in [name for name, until in self._sleepers.items() if time.monotonic() > until]:
             del self._sleepers[name]
             self._clients[name].resume()
@@ -182,7 +182,7 @@ class Rig:
         )
 
     def _compare_mirrors(self, store: dict[str, str]) -> list[str]:
-        """What each client knows from events must become what is there."""
+        """Each client's nodes known from events must finally equal the store's."""
         deadline = time.monotonic() + PATIENCE_S
         while True:
             self._said.clear()
@@ -196,7 +196,7 @@ class Rig:
             self.listen(_LOOK_AGAIN_S)
 
     def _compare_live(self, expected: list[str]) -> list[str]:
-        """Who has an ephemeral node; those that died may keep theirs until their time is up."""
+        """Compares ephemeral nodes; dead clients may keep theirs until their session expires."""
         deadline = time.monotonic() + PATIENCE_S
         while (found := asyncio.run(self._names_below(LIVE))) != expected:
             if self.judge.violations or time.monotonic() > deadline:
@@ -222,14 +222,14 @@ class Rig:
 
 
 async def read_tree(store: MetadataStore, folders: Sequence[str]) -> dict[str, tuple[str, int]]:
-    """Every node below the folders, with them: its value and version."""
+    """The value and version of every folder and of every node below it."""
     nodes: dict[str, tuple[str, int]] = {}
     waiting = list(folders)
     while waiting:
         some, waiting = waiting[:_READS_AT_ONCE], waiting[_READS_AT_ONCE:]
         for path, node in zip(some, await asyncio.gather(*map(store.get, some)), strict=True):
             if node is None:
-                continue  # Lost, which the judge will notice; or ephemeral, and its time was up.
+                continue  # Lost, which the judge will notice, or an expired ephemeral node.
             nodes[path] = (node.value.decode(), node.stat.version)
             if node.stat.children:
                 waiting += [f"{path}/{name}" for name in await store.children(path)]

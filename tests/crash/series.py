@@ -1,4 +1,4 @@
-"""Crashes of every kind, one kind after the other, each on a file system of its own."""
+"""Crashes of every kind in sequence, each kind on its own file system."""
 
 import tempfile
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ from tests.support import forgetful
 from tests.support.forgetful import ForgetfulDisk, Names
 from tests.tally import missing_piece
 
-How = TypeVar("How")  # How the crashes of one kind went.
+How = TypeVar("How")  # The result of the crashes of one kind.
 Report = Callable[[str], None]
 RunOnDisk = Callable[[ForgetfulDisk, int, int, Report], How]
 
@@ -25,10 +25,10 @@ def crash_in_series(
     report: Report,
     add: Callable[[CrashResult, How, str, Report], None],
 ) -> CrashResult:
-    """Power cuts come in two halves, one for each rule of what makes a name durable.
+    """Half of the power cuts use ext4's rule for durable names, the other half that of POSIX.
 
-    The others, each with its name and how many times it comes, go with them: they want a file
-    system that forgets, too.
+    `others` has the name, function and count of further kinds, which need a forgetful file system
+    too.
     """
     result = CrashResult("crashes")
     with tempfile.TemporaryDirectory(prefix="rollbook-crash-") as root:

@@ -1,4 +1,4 @@
-"""A server process that may own the embedded store; it does nothing else, and waits to be killed.
+"""A server process that may own the embedded store, and only waits to be killed.
 
 python -m tests.crash.server URL [FLAW]
 python -m tests.crash.server URL create
@@ -15,7 +15,8 @@ from tests.crash.load import prepare
 
 
 async def main(url: str, how: str = "") -> None:
-    configure_logs(level="error", stream=io.StringIO())  # They are killed; their words are noise.
+    # These servers are killed, so their logs are noise.
+    configure_logs(level="error", stream=io.StringIO())
     if how in FLAWS:
         FLAWS[how]()
     async with await open_metadata_store(url, serve=True, create=how == "create") as store:

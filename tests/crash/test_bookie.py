@@ -1,4 +1,4 @@
-"""Dying bookies, in small; `python -m tests crash` is the long form."""
+"""A few crashes of bookies; `python -m tests crash` runs many."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,7 +21,7 @@ from tests.support.processes import ChildFailed
 
 _LARGE: Final = 16 << 20
 
-pytestmark = pytest.mark.timeout(600)  # Each crash has a patience of its own.
+pytestmark = pytest.mark.timeout(600)  # Each crash has its own time-outs.
 
 
 @pytest.fixture
@@ -43,11 +43,11 @@ def silent(_text: str) -> None:
 
 
 def test_killed_bookies_lose_no_promise(tmp_path: Path) -> None:
-    """With SIGTERM under load, a pause, and deaths on the way up among them."""
+    """This includes SIGTERM under load, a pause, and kills during a start."""
     crashes = run_kills(tmp_path, 13, 1, silent)
     assert not crashes.violations
     assert crashes.acknowledged > 13 * 300
-    assert crashes.unknown > 0  # Else nobody was at work when it died.
+    assert crashes.unknown > 0  # Clients were working when it died.
     assert len(crashes.endings_s) == 1
 
 
@@ -55,11 +55,11 @@ def test_power_cuts_lose_no_promise(disk: ForgetfulDisk) -> None:
     crashes = run_power_cuts(disk, 3, 1, silent)
     assert not crashes.violations
     assert crashes.acknowledged > 3 * 300
-    assert len(crashes.dropped) == 3  # Each of them took back something.
+    assert len(crashes.dropped) == 3  # Each of them forgot something.
     assert min(crashes.dropped) > 0
 
 
-def test_nor_where_only_a_folder_s_sync_keeps_names(strict_disk: ForgetfulDisk) -> None:
+def test_power_cuts_under_posix_names_lose_no_promise(strict_disk: ForgetfulDisk) -> None:
     crashes = run_power_cuts(strict_disk, 2, 2, silent)
     assert not crashes.violations
     assert len(crashes.dropped) == 2
@@ -72,30 +72,30 @@ def test_failed_fsyncs_end_the_bookie_and_lose_no_promise(disk: ForgetfulDisk) -
     assert disk.statistics()["syncs_failed"] >= 2
 
 
-def test_a_full_disk_stops_adds_and_nothing_else(disk: ForgetfulDisk) -> None:
+def test_full_disk_refuses_adds_and_loses_no_promise(disk: ForgetfulDisk) -> None:
     crashes = run_full_disks(disk, 2, 1, silent)
     assert not crashes.violations
     assert crashes.refused > 0
 
 
 @pytest.mark.parametrize("flaw", FOUND_BY_KILLS)
-def test_kills_find_a_bookie_that(flaw: str, tmp_path: Path) -> None:
-    """Else the test of the true bookie would prove nothing."""
+def test_kills_find_planted_bookie_flaw(flaw: str, tmp_path: Path) -> None:
+    """Otherwise the test of the real bookie would prove nothing."""
     assert is_found_out(lambda: run_kills(tmp_path, 8, 1, silent, flaw=flaw))
 
 
 @pytest.mark.parametrize("flaw", FOUND_BY_POWER_CUTS)
-def test_power_cuts_find_a_bookie_of_which(flaw: str, disk: ForgetfulDisk) -> None:
+def test_power_cuts_find_planted_bookie_flaw(flaw: str, disk: ForgetfulDisk) -> None:
     assert is_found_out(lambda: run_power_cuts(disk, 8, 1, silent, flaw=flaw))
 
 
 @pytest.mark.parametrize("flaw", FOUND_BY_LOST_NAMES)
-def test_lost_names_find_a_bookie_of_which(flaw: str, strict_disk: ForgetfulDisk) -> None:
+def test_lost_names_find_planted_bookie_flaw(flaw: str, strict_disk: ForgetfulDisk) -> None:
     assert is_found_out(lambda: run_power_cuts(strict_disk, 8, 1, silent, flaw=flaw))
 
 
 @pytest.mark.parametrize("flaw", FOUND_BY_FAILED_SYNCS)
-def test_failed_fsyncs_find_a_bookie_that(flaw: str, disk: ForgetfulDisk) -> None:
+def test_failed_fsyncs_find_planted_bookie_flaw(flaw: str, disk: ForgetfulDisk) -> None:
     assert is_found_out(
         lambda: run_failed_syncs(disk, 10, 1, silent, flaw=flaw, journal_file_bytes=_LARGE)
     )
@@ -105,4 +105,4 @@ def is_found_out(run: Callable[[], Outcome]) -> bool:
     try:
         return bool(run().violations)
     except (ChildFailed, ConnectionLost, Unavailable):
-        return True  # What was left could not even be served.
+        return True  # The bookie could not even serve what was left.

@@ -1,4 +1,4 @@
-"""The judge of bookies condemns each lie a bookie could tell, and nothing else."""
+"""The judge of bookies finds each kind of false response, and nothing else."""
 
 import pytest
 
@@ -40,7 +40,7 @@ def read(judge: Judge, entry_id: int, error: Failure = None) -> None:
     judge.on_read(L, entry_id, judge.ask(L, entry_id), error, found)
 
 
-def test_what_was_promised_and_holds_is_fine(judge: Judge) -> None:
+def test_kept_promises_are_no_violation(judge: Judge) -> None:
     add(judge, 0)
     add(judge, 1)
     read(judge, 0)
@@ -65,12 +65,12 @@ def test_a_lost_ledger_is_found(judge: Judge) -> None:
 
 
 @pytest.mark.parametrize("error", [EntryStateUnknown, BookieFailed])
-def test_doubt_where_nothing_was_damaged_is_found(judge: Judge, error: Failure) -> None:
+def test_unknown_state_without_damage_is_found(judge: Judge, error: Failure) -> None:
     read(judge, 0, error)
     assert judge.violations
 
 
-def test_an_entry_that_nobody_added_is_found(judge: Judge) -> None:
+def test_entry_never_added_is_found(judge: Judge) -> None:
     read(judge, 0)
     assert judge.violations
 
@@ -83,7 +83,7 @@ def test_an_entry_with_other_bytes_is_found(judge: Judge) -> None:
     assert len(judge.violations) == 2
 
 
-def test_a_refused_add_did_not_happen(judge: Judge) -> None:
+def test_read_of_a_refused_add_is_found(judge: Judge) -> None:
     add(judge, 0, Overloaded)
     assert not judge.violations
     read(judge, 0)
@@ -101,7 +101,7 @@ def test_an_unknown_outcome_is_settled_by_the_first_read(judge: Judge, first: Fa
     assert judge.violations
 
 
-def test_an_answer_that_was_on_its_way_settles_nothing(judge: Judge) -> None:
+def test_read_concurrent_with_an_add_settles_nothing(judge: Judge) -> None:
     judge.on_sent(L, 0, NO_ENTRY)
     question = judge.ask(L, 0)
     judge.on_add_reply(L, 0, None)
@@ -129,10 +129,10 @@ def fence(judge: Judge) -> None:
     judge.on_fenced(L)
 
 
-def test_a_fence_refuses_what_is_sent_later(judge: Judge) -> None:
+def test_add_accepted_after_a_fence_is_found(judge: Judge) -> None:
     judge.on_sent(L, 0, NO_ENTRY)
     fence(judge)
-    judge.on_add_reply(L, 0, None)  # It was faster.
+    judge.on_add_reply(L, 0, None)  # This add was sent before the fence.
     add(judge, 1, LedgerFenced)
     judge.on_crash()
     assert not judge.violations
@@ -140,19 +140,19 @@ def test_a_fence_refuses_what_is_sent_later(judge: Judge) -> None:
     assert judge.violations
 
 
-def test_a_fence_that_nobody_asked_for_is_found(judge: Judge) -> None:
+def test_unrequested_fence_is_found(judge: Judge) -> None:
     add(judge, 0, LedgerFenced)
     assert judge.violations
 
 
-def test_a_fence_that_keeps_recoveries_out_is_found(judge: Judge) -> None:
+def test_fence_that_refuses_a_recovery_is_found(judge: Judge) -> None:
     fence(judge)
     judge.on_sent(L, 0, NO_ENTRY, is_recovery=True)
     judge.on_add_reply(L, 0, LedgerFenced)
     assert judge.violations
 
 
-def test_what_was_absent_behind_the_fence_stays_absent(judge: Judge) -> None:
+def test_entry_absent_after_a_fence_stays_absent(judge: Judge) -> None:
     judge.on_sent(L, 0, NO_ENTRY)
     judge.on_sent(L, 1, NO_ENTRY)
     fence(judge)
@@ -166,7 +166,7 @@ def test_what_was_absent_behind_the_fence_stays_absent(judge: Judge) -> None:
     assert len(judge.violations) == 2
 
 
-def test_unless_a_recovery_adds_it(judge: Judge) -> None:
+def test_recovery_may_add_an_entry_absent_after_a_fence(judge: Judge) -> None:
     fence(judge)
     read(judge, 0, NoSuchEntry)
     judge.on_sent(L, 0, NO_ENTRY, is_recovery=True)
@@ -180,7 +180,7 @@ def lac(judge: Judge, last_add_confirmed: int) -> None:
     judge.on_read(L, 5, question, None, body(judge, 5), last_add_confirmed)
 
 
-def test_the_lac_goes_neither_back_nor_ahead(judge: Judge) -> None:
+def test_lac_below_floor_or_above_ceiling_is_found(judge: Judge) -> None:
     add(judge, 5, lac=4)
     lac(judge, 4)
     assert not judge.violations
@@ -190,7 +190,7 @@ def test_the_lac_goes_neither_back_nor_ahead(judge: Judge) -> None:
     assert len(judge.violations) == 2
 
 
-def test_an_explicit_lac_stays(judge: Judge) -> None:
+def test_lost_or_invented_explicit_lac_is_found(judge: Judge) -> None:
     judge.ask_explicit_lac(L, 9)
     judge.on_explicit_lac(L, 9)
     digest = judge.of(L).digest
@@ -203,10 +203,10 @@ def test_an_explicit_lac_stays(judge: Judge) -> None:
     assert len(judge.violations) == 4
 
 
-def test_what_is_deleted_stays_deleted(judge: Judge) -> None:
+def test_deleted_ledger_that_returns_is_found(judge: Judge) -> None:
     add(judge, 0)
     judge.ask_deletion(L)
-    read(judge, 0)  # Not yet.
+    read(judge, 0)  # The deletion is not yet acknowledged.
     judge.on_deleted(L)
     read(judge, 0, NoSuchLedger)
     assert not judge.violations
@@ -217,7 +217,7 @@ def test_what_is_deleted_stays_deleted(judge: Judge) -> None:
     assert len(judge.violations) == 3
 
 
-def test_a_list_that_lacks_or_adds_is_found(judge: Judge) -> None:
+def test_entry_list_with_missing_or_extra_ids_is_found(judge: Judge) -> None:
     add(judge, 0)
     judge.on_list(L, frozenset({0}), None, EntryList.of([]))
     assert len(judge.violations) == 1
@@ -225,7 +225,7 @@ def test_a_list_that_lacks_or_adds_is_found(judge: Judge) -> None:
     assert len(judge.violations) == 2
 
 
-def test_want_of_room_needs_a_full_disk(judge: Judge) -> None:
+def test_read_only_refusal_without_a_full_disk_is_found(judge: Judge) -> None:
     judge.may_be_read_only = True
     add(judge, 0, BookieReadOnly)
     assert not judge.violations
@@ -234,6 +234,6 @@ def test_want_of_room_needs_a_full_disk(judge: Judge) -> None:
     assert judge.violations
 
 
-def test_an_answer_to_nothing_is_found(judge: Judge) -> None:
+def test_response_without_a_request_is_found(judge: Judge) -> None:
     judge.on_add_reply(L, 0, None)
     assert judge.violations

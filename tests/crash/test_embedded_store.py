@@ -1,4 +1,4 @@
-"""Dying owners of the embedded store, in small; `python -m tests crash` is the long form."""
+"""A few crashes of the embedded store's owners; `python -m tests crash` runs many."""
 
 import asyncio
 import random
@@ -17,7 +17,7 @@ from tests.support import forgetful
 from tests.support.forgetful import ForgetfulDisk
 from tests.support.processes import ChildFailed, family
 
-pytestmark = pytest.mark.timeout(600)  # Each crash has a patience of its own.
+pytestmark = pytest.mark.timeout(600)  # Each crash has its own time-outs.
 
 
 @pytest.fixture
@@ -34,8 +34,8 @@ def silent(_text: str) -> None:
 def test_killed_owners_lose_no_promise(tmp_path: Path) -> None:
     crashes = run_kills(tmp_path, 12, 1, silent)
     assert not crashes.violations
-    assert crashes.acknowledged > 12 * 30  # What is waited for before each crash.
-    assert crashes.unknown > 0  # Else nobody was at work when they died.
+    assert crashes.acknowledged > 12 * 30  # The test waits for 30 before each crash.
+    assert crashes.unknown > 0  # Clients were working when the owners died.
 
 
 def test_power_cuts_lose_no_promise(disk: ForgetfulDisk) -> None:
@@ -46,16 +46,16 @@ def test_power_cuts_lose_no_promise(disk: ForgetfulDisk) -> None:
 
 
 def test_failed_fsyncs_lose_no_promise(disk: ForgetfulDisk) -> None:
-    """Once, hundreds were broken: the next owner appended to a log with a hole in it."""
+    """An owner that appends to a log with a hole in it would break many promises."""
     crashes = run_failed_syncs(disk, 3, 1, silent)
     assert not crashes.violations
     assert disk.statistics()["syncs_failed"] >= 3
 
 
 def test_a_store_is_created_whole_or_not_at_all(disk: ForgetfulDisk) -> None:
-    """Whenever the power goes, the next attempt succeeds, and its success outlives a power cut."""
+    """After a cut at any moment the next attempt succeeds, and its result survives a power cut."""
     chance = random.Random(1)
-    disk.slow_sync(0.004)  # So that there are moments in between.
+    disk.slow_sync(0.004)  # This makes cuts during the creation likely.
     for number in range(4):
         url = f"sqlite://{disk.path}/{number}.db"
         for _ in range(2):
@@ -75,8 +75,8 @@ async def everything_in(url: str) -> dict[str, tuple[str, int]]:
 
 
 @pytest.mark.parametrize("flaw", [flaw.__name__ for flaw in FOUND_BY_KILLS])
-def test_kills_find_a_store_that(flaw: str, tmp_path: Path) -> None:
-    """Else the test of the true store would prove nothing. Some need luck with the moment."""
+def test_kills_find_planted_store_flaw(flaw: str, tmp_path: Path) -> None:
+    """Otherwise the test of the real store would prove nothing. Some flaws show only at some moments."""
 
     def run(seed: int) -> Outcome:
         folder = tmp_path / str(seed)
@@ -87,12 +87,12 @@ def test_kills_find_a_store_that(flaw: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("flaw", [flaw.__name__ for flaw in FOUND_BY_POWER_CUTS])
-def test_power_cuts_find_a_store_that(flaw: str, disk: ForgetfulDisk) -> None:
+def test_power_cuts_find_planted_store_flaw(flaw: str, disk: ForgetfulDisk) -> None:
     assert is_found_out(lambda seed: run_power_cuts(disk, 2, seed, silent, flaw=flaw), 1)
 
 
 @pytest.mark.parametrize("flaw", [flaw.__name__ for flaw in FOUND_BY_FAILED_SYNCS])
-def test_failed_fsyncs_find_a_store_that(flaw: str, disk: ForgetfulDisk) -> None:
+def test_failed_fsyncs_find_planted_store_flaw(flaw: str, disk: ForgetfulDisk) -> None:
     assert is_found_out(lambda seed: run_failed_syncs(disk, 2, seed, silent, flaw=flaw), 1)
 
 
@@ -100,4 +100,4 @@ def is_found_out(run: Callable[[int], Outcome], seed: int) -> bool:
     try:
         return bool(run(seed).violations)
     except ChildFailed:
-        return True  # What was left of the store could not even be opened.
+        return True  # The store could not even be opened.

@@ -1,4 +1,4 @@
-"""The forgetful file system as processes see it: as any other, until the power is cut."""
+"""The mounted forgetful file system, which behaves like any other until the power is cut."""
 
 import errno
 import fcntl
@@ -66,7 +66,7 @@ def wait_until(is_true: Callable[[], bool]) -> None:
 
 
 class Native:
-    """The same calls below some folder; what they return or refuse is the result."""
+    """File system calls below a folder, which return their result or the error's name."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -160,7 +160,7 @@ class Native:
 
 
 def _comparable(found: os.stat_result) -> tuple[int, ...]:
-    """The size and links of a directory are each file system's own affair."""
+    """The size and link count of a directory differ between file systems."""
     sizes = (found.st_size, found.st_nlink) if stat.S_ISREG(found.st_mode) else ()
     return (found.st_mode, *sizes)
 
@@ -206,10 +206,10 @@ def random_call(chance: random.Random) -> tuple[object, ...]:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_it_behaves_like_the_native_file_system(
+def test_mount_behaves_like_the_native_file_system(
     seed: int, tmp_path: Path, disk: ForgetfulDisk
 ) -> None:
-    """Every call, on open files too, has the same result or is refused for the same reason."""
+    """Every call, also on open files, has the same result or the same error."""
     (tmp_path / "native").mkdir()
     native, ours = Native(tmp_path / "native"), Native(disk.path)
     chance = random.Random(seed)
@@ -230,7 +230,7 @@ def test_a_long_listing_is_complete(disk: ForgetfulDisk) -> None:
     assert set(os.listdir(disk.path)) == names
     with os.scandir(disk.path) as entries:
         for entry in entries:
-            os.unlink(entry.path)  # While it is being read.
+            os.unlink(entry.path)  # Deletes while the listing is read.
     assert os.listdir(disk.path) == []
 
 
@@ -241,7 +241,7 @@ def test_punched_holes_read_as_zeros(disk: ForgetfulDisk) -> None:
     assert path.read_bytes() == b"x" * 100 + bytes(5000) + b"x" * 4900
 
 
-def test_a_socket_can_be_bound_on_it(disk: ForgetfulDisk) -> None:
+def test_socket_can_be_bound_on_the_mount(disk: ForgetfulDisk) -> None:
     path = str(disk.path / "socket")
     with socket.socket(socket.AF_UNIX) as server, socket.socket(socket.AF_UNIX) as client:
         server.bind(path)
@@ -252,7 +252,7 @@ def test_a_socket_can_be_bound_on_it(disk: ForgetfulDisk) -> None:
     assert not os.path.exists(path)
 
 
-def test_flock_holds_between_processes_and_ends_with_one(
+def test_flock_excludes_processes_until_its_holder_dies(
     disk: ForgetfulDisk, children: Family
 ) -> None:
     path = disk.path / "lock"
@@ -272,7 +272,7 @@ def test_flock_holds_between_processes_and_ends_with_one(
 
 
 def test_killing_a_process_loses_nothing(disk: ForgetfulDisk, children: Family) -> None:
-    """Not what it wrote, not what it mapped: the page cache outlives it."""
+    """The page cache keeps its writes and its mapped writes."""
     writer = children.start(
         sys.executable,
         "-c",
@@ -291,7 +291,7 @@ def test_killing_a_process_loses_nothing(disk: ForgetfulDisk, children: Family) 
 # --- The power cut --------------------------------------------------------------------------------
 
 
-def test_a_power_cut_takes_what_was_not_synced(disk: ForgetfulDisk) -> None:
+def test_power_cut_forgets_unsynced_data(disk: ForgetfulDisk) -> None:
     write_synced(disk.path / "a", b"synced")
     (disk.path / "a").write_bytes(b"not synced")
     (disk.path / "b").write_bytes(b"never synced")
@@ -305,8 +305,8 @@ def test_a_power_cut_takes_what_was_not_synced(disk: ForgetfulDisk) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_after_each_cut_files_are_as_they_were_last_synced(seed: int, disk: ForgetfulDisk) -> None:
-    """Random writes, cuts and reopenings, with whatever the kernel caches in between."""
+def test_files_are_as_last_synced_after_each_cut(seed: int, disk: ForgetfulDisk) -> None:
+    """This holds for random writes, cuts and reopenings, with the kernel's caches in between."""
     chance, names = random.Random(seed), ["a", "b", "c"]
     now, durable = {}, {}
     for name in names:
@@ -337,7 +337,7 @@ def test_after_each_cut_files_are_as_they_were_last_synced(seed: int, disk: Forg
                         assert (disk.path / each).read_bytes() == durable[each]
 
 
-def test_what_was_mapped_needs_its_sync_too(disk: ForgetfulDisk) -> None:
+def test_flushed_mapped_writes_survive_a_power_cut(disk: ForgetfulDisk) -> None:
     path = disk.path / "a"
     write_synced(path, b"x" * 8192)
     for is_synced in (False, True):
@@ -353,7 +353,7 @@ def test_what_was_mapped_needs_its_sync_too(disk: ForgetfulDisk) -> None:
         write_synced(path, b"x" * 8192)
 
 
-def test_open_files_do_not_survive_it(disk: ForgetfulDisk) -> None:
+def test_open_files_do_not_survive_a_power_cut(disk: ForgetfulDisk) -> None:
     descriptor = os.open(disk.path / "a", os.O_RDWR | os.O_CREAT)
     disk.forget()
     with pytest.raises(OSError, match="not connected"):
@@ -374,7 +374,7 @@ def test_synchronous_files_need_no_fsync(disk: ForgetfulDisk) -> None:
     assert (disk.path / "s").read_bytes() == b"synced as it is written"
 
 
-def test_posix_names_need_the_folder(tmp_path: Path) -> None:
+def test_posix_names_need_a_folder_sync(tmp_path: Path) -> None:
     with forgetful.mount(tmp_path / "forgetful", Names.POSIX) as disk:
         with (disk.path / "a").open("wb") as file:
             file.write(b"x")
@@ -387,7 +387,7 @@ def test_posix_names_need_the_folder(tmp_path: Path) -> None:
         assert (disk.path / "a").read_bytes() == b"x"
 
 
-def test_what_arrived_by_chance_repeats_with_its_seed(tmp_path: Path) -> None:
+def test_randomly_kept_data_is_reproducible_by_seed(tmp_path: Path) -> None:
     def image(seed: int) -> dict[str, bytes]:
         with forgetful.mount(tmp_path / "forgetful") as disk:
             for name in "abcdefgh":
@@ -416,7 +416,7 @@ def test_a_failed_fsync_is_reported_once_and_loses_the_write(disk: ForgetfulDisk
     assert (disk.path / "a").read_bytes() == b"old"
 
 
-def test_a_full_disk_refuses_and_recovers(disk: ForgetfulDisk) -> None:
+def test_full_disk_refuses_writes_until_space_is_freed(disk: ForgetfulDisk) -> None:
     write_synced(disk.path / "a", b"x" * 40_960)
     disk.limit_free(0)
     assert os.statvfs(disk.path).f_bavail == 0
@@ -424,13 +424,14 @@ def test_a_full_disk_refuses_and_recovers(disk: ForgetfulDisk) -> None:
         with pytest.raises(OSError, match="No space left"):
             file.write(b"x")
         os.unlink(disk.path / "a")
-        wait_until(lambda: os.statvfs(disk.path).f_bavail == 10)  # The kernel lets go of it.
+        # Until the kernel has freed the space.
+        wait_until(lambda: os.statvfs(disk.path).f_bavail == 10)
         file.write(b"x")
     disk.limit_free(None)
     (disk.path / "c").write_bytes(bytes(1 << 20))
 
 
-def test_a_slow_fsync_delays_nobody_else(disk: ForgetfulDisk) -> None:
+def test_slow_fsync_does_not_delay_other_writes(disk: ForgetfulDisk) -> None:
     disk.slow_sync(60)
     (disk.path / "other").write_bytes(b"x")
     syncing = threading.Thread(target=write_synced, args=(disk.path / "a", b"x"))
@@ -445,7 +446,7 @@ def test_a_slow_fsync_delays_nobody_else(disk: ForgetfulDisk) -> None:
     assert disk.statistics()["syncs"] == 1
 
 
-def test_a_power_cut_ends_a_slow_fsync_undone(disk: ForgetfulDisk) -> None:
+def test_power_cut_fails_a_running_fsync(disk: ForgetfulDisk) -> None:
     (disk.path / "a").write_bytes(b"x")
     sync_folder(disk.path)
     disk.slow_sync(60)
@@ -466,8 +467,8 @@ def test_a_power_cut_ends_a_slow_fsync_undone(disk: ForgetfulDisk) -> None:
     assert (disk.path / "a").read_bytes() == b""
 
 
-def test_a_halt_comes_when_something_is_not_synced(disk: ForgetfulDisk, children: Family) -> None:
-    """And from then on nothing takes effect, and nobody gets an answer."""
+def test_halt_begins_when_data_is_unsynced(disk: ForgetfulDisk, children: Family) -> None:
+    """From then on nothing takes effect, and no call returns."""
     write_synced(disk.path / "a", b"old")
     disk.halt()
     os.stat(disk.path / "a")
@@ -484,7 +485,7 @@ def test_a_halt_comes_when_something_is_not_synced(disk: ForgetfulDisk, children
     assert (disk.path / "a").read_bytes() == b"old"
 
 
-def test_what_arrived_in_time_is_not_called_forgotten(disk: ForgetfulDisk) -> None:
+def test_kept_data_is_not_counted_as_forgotten(disk: ForgetfulDisk) -> None:
     write_synced(disk.path / "a", b"old")
     with (disk.path / "a").open("r+b") as file:
         file.write(b"new")
@@ -492,21 +493,21 @@ def test_what_arrived_in_time_is_not_called_forgotten(disk: ForgetfulDisk) -> No
     assert (disk.path / "a").read_bytes() == b"new"
 
 
-# --- What it is for -------------------------------------------------------------------------------
+# --- Use in tests ---------------------------------------------------------------------------------
 
 
 def mount_points() -> str:
     return Path("/proc/self/mounts").read_text()
 
 
-def test_the_mount_goes_when_its_server_is_killed(tmp_path: Path) -> None:
+def test_mount_is_removed_when_its_server_is_killed(tmp_path: Path) -> None:
     with forgetful.mount(tmp_path / "forgetful") as disk:
         assert str(disk.path) in mount_points()
         os.kill(disk.server_pid, signal.SIGKILL)
     assert str(tmp_path) not in mount_points()
 
 
-def test_the_mount_goes_when_the_test_is_killed(tmp_path: Path, children: Family) -> None:
+def test_mount_is_removed_when_the_test_is_killed(tmp_path: Path, children: Family) -> None:
     test = children.start(
         sys.executable,
         "-c",
@@ -533,7 +534,7 @@ for number in range(1 << 30):
 
 
 @pytest.mark.parametrize(("how", "loses"), [("synced", False), ("unsynced", True)])
-def test_it_tells_a_journal_that_syncs_from_one_that_does_not(
+def test_power_cuts_lose_data_only_of_an_unsynced_journal(
     how: str, loses: bool, disk: ForgetfulDisk, children: Family
 ) -> None:
     lost = []
@@ -551,11 +552,11 @@ def test_it_tells_a_journal_that_syncs_from_one_that_does_not(
     assert any(lost) == loses
 
 
-def test_sqlite_loses_commits_exactly_when_told_not_to_sync(disk: ForgetfulDisk) -> None:
+def test_sqlite_loses_commits_only_without_syncs(disk: ForgetfulDisk) -> None:
     def commits_after_cut(name: str, synchronous: str, exclusive: bool) -> int:
         path = disk.path / name
         database = sqlite3.connect(path, isolation_level=None)
-        if exclusive:  # Else it maps a file of shared memory.
+        if exclusive:  # Otherwise SQLite maps a file of shared memory.
             database.execute("PRAGMA locking_mode=EXCLUSIVE")
         database.execute("PRAGMA journal_mode=WAL")
         database.execute(f"PRAGMA synchronous={synchronous}")
@@ -567,7 +568,7 @@ def test_sqlite_loses_commits_exactly_when_told_not_to_sync(disk: ForgetfulDisk)
         try:
             database.close()
         except sqlite3.Error:
-            pass  # Its files are from before the cut.
+            pass  # Its open files are from before the cut.
         database = sqlite3.connect(path, isolation_level=None)
         try:
             return int(database.execute("SELECT count(*) FROM t").fetchone()[0])
@@ -581,7 +582,7 @@ def test_sqlite_loses_commits_exactly_when_told_not_to_sync(disk: ForgetfulDisk)
         assert commits_after_cut(f"off-{exclusive}", "OFF", exclusive) < 50
 
 
-def test_where_it_cannot_be_mounted_the_reason_is_told() -> None:
+def test_failed_mount_reports_its_reason() -> None:
     code = "from tests.support import forgetful; print(forgetful.why_not())"
     unprivileged = ["setpriv", "--reuid", "65534", "--clear-groups", sys.executable, "-c", code]
     done = subprocess.run(unprivileged, cwd=REPOSITORY, capture_output=True, text=True, check=False)

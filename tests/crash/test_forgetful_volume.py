@@ -1,4 +1,4 @@
-"""The forgetful file system's rules, without a mount: what a power cut leaves, story by story."""
+"""The forgetful file system's rules for power cuts, tested without a mount."""
 
 import errno
 import random
@@ -77,7 +77,7 @@ def _walk(volume: Volume, folder: Inode, path: str) -> Iterator[tuple[str, bytes
 # --- Contents -------------------------------------------------------------------------------------
 
 
-def test_what_was_not_synced_is_gone(either: Volume) -> None:
+def test_unsynced_write_is_forgotten(either: Volume) -> None:
     inode = durable_file(either, b"a", b"old")
     either.write(inode, 1, b"NEW TEXT")
     assert content(either, b"a") == b"oNEW TEXT"
@@ -85,7 +85,7 @@ def test_what_was_not_synced_is_gone(either: Volume) -> None:
     assert content(either, b"a") == b"old"
 
 
-def test_what_was_synced_stays(either: Volume) -> None:
+def test_synced_write_is_kept(either: Volume) -> None:
     inode = durable_file(either, b"a", b"old")
     either.write(inode, 1, b"NEW TEXT")
     either.sync(inode)
@@ -108,7 +108,7 @@ def test_a_truncation_is_undone_unless_synced(volume: Volume) -> None:
 
 
 def test_failed_sync_loses_the_data_silently_afterwards(volume: Volume) -> None:
-    """What Linux does after EIO: the pages count as clean, and a second fsync lies."""
+    """As in Linux after EIO, the pages count as clean, and a second fsync falsely succeeds."""
     inode = durable_file(volume, b"a", b"old")
     volume.write(inode, 0, b"new")
     volume.fail_sync(1)
@@ -121,7 +121,7 @@ def test_failed_sync_loses_the_data_silently_afterwards(volume: Volume) -> None:
     assert content(volume, b"a") == b"old"
 
 
-def test_the_nth_sync_fails_and_no_other(volume: Volume) -> None:
+def test_only_the_nth_sync_fails(volume: Volume) -> None:
     inode = durable_file(volume, b"a")
     volume.fail_sync(3)
     for ends_well in (True, True, False, True):
@@ -141,7 +141,8 @@ def test_written_back_sectors_are_whole_and_old_or_new(volume: Volume) -> None:
         inode = durable_file(volume, name, b"o" * sectors * SECTOR)
         volume.write(inode, 0, b"n" * sectors * SECTOR)
         volume.write_back(seed, 0.5)
-        assert content(volume, name) == b"n" * sectors * SECTOR  # Memory does not notice.
+        # Reads before the cut see the new data.
+        assert content(volume, name) == b"n" * sectors * SECTOR
         volume.forget()
         after = content(volume, name)
         kinds = [after[i : i + SECTOR] for i in range(0, len(after), SECTOR)]
@@ -167,8 +168,8 @@ def test_written_back_growth_leaves_holes_of_zeros(volume: Volume) -> None:
     assert saw_hole
 
 
-def test_nothing_beyond_a_cut_arrives_before_the_cut(volume: Volume) -> None:
-    """Otherwise a reused file would mix two lives that no disk ever held together."""
+def test_old_data_is_never_mixed_with_writes_after_truncation(volume: Volume) -> None:
+    """Otherwise a reused file would mix old and new contents that were never on disk together."""
     for seed in range(40):
         name = b"%d" % seed
         inode = durable_file(volume, name, b"o" * 3 * PAGE)
@@ -219,7 +220,7 @@ def test_contents_equal_a_plain_model_under_random_use(seed: int, tmp_path: Path
 
 
 def _check_mixture(after: bytes, versions: list[bytes]) -> None:
-    """Each sector is one that some version since the last sync had, or zeros beyond its end."""
+    """Each sector equals that of a version since the last sync, with zeros beyond its end."""
     assert len(after) <= max(map(len, versions))
     for start in range(0, len(after), SECTOR):
         sector = after[start : start + SECTOR]
@@ -255,8 +256,8 @@ def test_fsync_of_a_new_file_makes_it_reachable_on_ext4(volume: Volume) -> None:
     assert tree(volume) == {"/d": b"<folder>", "/d/e": b"<folder>", "/d/e/a": b"x"}
 
 
-def test_fsync_of_one_file_says_nothing_about_other_names(volume: Volume) -> None:
-    """Though ext4's journal often takes them along: luck that we do not model."""
+def test_fsync_of_one_file_makes_no_other_name_durable(volume: Volume) -> None:
+    """On ext4 the journal often includes other names, but tests must not rely on that."""
     one, _ = durable_file(volume, b"one"), durable_file(volume, b"two", b"2")
     volume.rename(volume.root, b"two", volume.root, b"three", may_replace=True)
     volume.write(one, 0, b"1")
@@ -272,7 +273,7 @@ def test_a_file_with_a_durable_name_and_no_sync_is_empty(either: Volume) -> None
     assert tree(either) == {"/a": b""}
 
 
-def test_replacing_by_rename_is_old_or_new_never_nothing(either: Volume) -> None:
+def test_replacing_rename_leaves_the_old_or_the_new_file(either: Volume) -> None:
     durable_file(either, b"a", b"old")
     outcomes = set()
     for seed in range(20):
@@ -317,7 +318,7 @@ def test_a_rename_between_folders_needs_both_synced_under_posix(posix: Volume) -
     assert tree(posix) == {"/d": b"<folder>", "/d/b": b"1"}
 
 
-def test_an_unlink_is_undone_contents_and_all(either: Volume) -> None:
+def test_unsynced_unlink_restores_name_and_contents(either: Volume) -> None:
     durable_file(either, b"a", b"1")
     either.unlink(either.root, b"a")
     assert tree(either) == {}
@@ -330,16 +331,16 @@ def test_an_unlink_is_undone_contents_and_all(either: Volume) -> None:
     assert len(either.inodes) == 1
 
 
-def test_later_life_of_a_name_never_arrives_without_the_end_of_the_earlier(volume: Volume) -> None:
+def test_synced_file_replaces_an_unlinked_one_of_the_same_name(volume: Volume) -> None:
     durable_file(volume, b"a", b"first")
     volume.unlink(volume.root, b"a")
     second = new_file(volume, b"a", b"second")
-    volume.sync(second)  # Makes the name durable, so the unlink must be, too.
+    volume.sync(second)  # This makes the name durable, so the unlink must be durable too.
     volume.forget()
     assert tree(volume) == {"/a": b"second"}
 
 
-def test_links_share_what_they_name(either: Volume) -> None:
+def test_hard_links_share_contents(either: Volume) -> None:
     inode = durable_file(either, b"a", b"1")
     either.link(inode, either.root, b"b")
     either.sync_directory(either.root)
@@ -368,10 +369,10 @@ def test_moved_folders_never_form_a_ring(volume: Volume) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_names_after_a_cut_lie_between_durable_and_last(seed: int, either: Volume) -> None:
-    """In one folder: each name means what it meant at its last sync, or at some moment since."""
+def test_names_after_a_cut_are_the_durable_or_a_later_state(seed: int, either: Volume) -> None:
+    """In one folder, each name has its inode of the last sync, or of some moment since."""
     volume, root, chance = either, either.root, random.Random(seed)
-    since: dict[bytes, set[int | None]] = {}  # What each name may mean after a cut.
+    since: dict[bytes, set[int | None]] = {}  # Possible inodes of each name after a cut.
     pool = [b"a", b"b", b"c", b"d"]
     for _ in range(150):
         one, two = chance.choice(pool), chance.choice(pool)
@@ -401,7 +402,7 @@ def test_names_after_a_cut_lie_between_durable_and_last(seed: int, either: Volum
                         assert _meaning(root, name) in since.get(name, {None})
                     since = {name: {_meaning(root, name)} for name in pool}
         except (FileNotFoundError, FileExistsError):
-            pass  # As it should be, for some of these.
+            pass  # Some random calls must fail like this.
         for name in pool:
             since.setdefault(name, {None}).add(_meaning(root, name))
     volume.forget()
@@ -416,7 +417,7 @@ def _meaning(folder: Inode, name: bytes) -> int | None:
 # --- Space ----------------------------------------------------------------------------------------
 
 
-def test_a_full_disk_takes_what_was_allocated_and_nothing_more(volume: Volume) -> None:
+def test_full_disk_accepts_only_writes_to_allocated_space(volume: Volume) -> None:
     inode = new_file(volume, b"a")
     volume.allocate(inode, 0, 10 * PAGE, may_grow=False)
     assert inode.size == 0
@@ -429,13 +430,13 @@ def test_a_full_disk_takes_what_was_allocated_and_nothing_more(volume: Volume) -
     volume.write(inode, PAGE, bytes(9 * PAGE))
 
 
-def test_space_comes_back_when_files_go(either: Volume) -> None:
+def test_space_is_freed_when_files_are_removed(either: Volume) -> None:
     inode = new_file(either, b"a", bytes(10 * PAGE))
     assert either.used_bytes == 10 * PAGE
     either.unlink(either.root, b"a")
     assert either.used_bytes == 0
     inode = new_file(either, b"b", bytes(10 * PAGE))
-    inode.lookups = 1  # Still open.
+    inode.lookups = 1  # The file is still open.
     either.unlink(either.root, b"b")
     assert either.used_bytes == 10 * PAGE
     either.forget()

@@ -1,4 +1,4 @@
-"""The judge of crash tests condemns each lie a store could tell, and nothing else."""
+"""The judge of metadata stores finds each kind of false response, and nothing else."""
 
 import json
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ SET: list[Line] = [*CREATED, ["try", 2, "set", "/a", "w", 0], ["ok", 2, 1]]
 DELETED: list[Line] = [*CREATED, ["try", 2, "delete", "/a", 0], ["ok", 2, None]]
 
 
-def test_what_was_promised_and_holds_is_fine() -> None:
+def test_kept_promises_are_no_violation() -> None:
     assert not verdict({"/a": ("v", 0)}, *CREATED)
     assert not verdict({"/a": ("w", 1)}, *SET)
     assert not verdict({}, *DELETED)
@@ -38,17 +38,18 @@ def test_a_lost_write_is_found() -> None:
     assert verdict({"/a": ("v", 0)}, *DELETED)
 
 
-def test_an_unknown_outcome_allows_both_and_a_read_decides() -> None:
+def test_unknown_outcome_allows_both_until_read() -> None:
     unknown: list[Line] = [["try", 1, "create", "/a", "v"], ["unknown", 1]]
     assert not verdict({}, *unknown)
     assert not verdict({"/a": ("v", 0)}, *unknown)
     assert verdict({"/a": ("other", 0)}, *unknown)
     absent: list[Line] = [*unknown, ["try", 2, "get", "/a"], ["ok", 2, None]]
     assert not verdict({}, *absent)
-    assert verdict({"/a": ("v", 0)}, *absent)  # It happened after it was seen not to have.
+    # The create took effect after a read returned no node.
+    assert verdict({"/a": ("v", 0)}, *absent)
 
 
-def test_an_operation_that_nobody_heard_of_again_is_unknown() -> None:
+def test_unanswered_operation_has_an_unknown_outcome() -> None:
     assert not verdict({}, ["try", 1, "create", "/a", "v"])
     assert not verdict({"/a": ("v", 0)}, ["try", 1, "create", "/a", "v"])
 
@@ -60,7 +61,7 @@ def test_a_refused_write_that_happened_is_found() -> None:
     assert verdict(COUNTED, ["try", 1, "step", "c", 2, "t2"], ["refused", 1, "MetadataConflict"])
 
 
-def test_a_refusal_for_no_reason_is_found() -> None:
+def test_unjustified_refusal_is_found() -> None:
     create: Line = ["try", 2, "create", "/a", "w"]
     set_it: Line = ["try", 2, "set", "/a", "w", 0]
     assert not verdict({"/a": ("v", 0)}, *CREATED, create, ["refused", 2, "NodeExists"])
@@ -78,7 +79,7 @@ def test_a_stale_or_dirty_read_is_found() -> None:
     assert verdict({"/a": ("w", 1)}, *SET, ["try", 3, "get", "/a"], ["ok", 3, None])
 
 
-def test_a_number_that_was_given_twice_is_found() -> None:
+def test_repeated_sequence_number_is_found() -> None:
     def given(op: int, value: str, path: str) -> list[Line]:
         return [["try", op, "number", "/numbers/n-", value], ["ok", op, path]]
 
@@ -88,8 +89,9 @@ def test_a_number_that_was_given_twice_is_found() -> None:
     deletion: list[Line] = [["try", 3, "delete", "/numbers/n-1", 0], ["ok", 3, None]]
     again = given(4, "z", "/numbers/n-1")
     assert verdict({"/numbers/n-1": ("z", 0)}, *one, *deletion, *again)
-    assert verdict(store, *two, *one)  # Numbers only grow.
-    assert verdict({**store, "/numbers/n-3": ("z", 0)}, *one, *two)  # Nobody asked for it.
+    assert verdict(store, *two, *one)  # Numbers must ascend.
+    # No client requested this number.
+    assert verdict({**store, "/numbers/n-3": ("z", 0)}, *one, *two)
 
     taken: list[Line] = [["try", 4, "number", "/numbers/n-", "z"], ["refused", 4, "NodeExists"]]
     assert verdict(store, *one, *two, *taken)

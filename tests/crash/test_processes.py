@@ -1,4 +1,4 @@
-"""Child processes of tests obey their lines, and never outlive the tests."""
+"""Child processes of tests exchange lines with them, and never outlive them."""
 
 import os
 import signal
@@ -36,7 +36,7 @@ def state_of(pid: int) -> str:
         return "gone"
 
 
-def test_lines_go_both_ways(children: Family) -> None:
+def test_lines_are_exchanged_with_a_child(children: Family) -> None:
     child = python(children, ECHO)
     child.say("a")
     child.say("b")
@@ -45,14 +45,14 @@ def test_lines_go_both_ways(children: Family) -> None:
     assert child.wait() == 0
 
 
-def test_silence_and_death_are_told_apart(children: Family) -> None:
+def test_silent_and_ended_children_raise_different_errors(children: Family) -> None:
     with pytest.raises(ChildFailed, match="said nothing"):
         python(children, ECHO).line(timeout_s=0.01)
     with pytest.raises(ChildFailed, match="ended with 7"):
         python(children, "raise SystemExit(7)").line()
 
 
-def test_what_a_killed_child_said_can_still_be_read_line_by_line(children: Family) -> None:
+def test_whole_lines_of_a_killed_child_can_be_read(children: Family) -> None:
     child = python(children, "import os; os.write(1, b'one\\ntwo\\nhalf a l'); input()")
     assert child.line() == "one"
     child.kill()
@@ -60,7 +60,7 @@ def test_what_a_killed_child_said_can_still_be_read_line_by_line(children: Famil
     assert not child.is_running
 
 
-def test_a_stopped_child_stands_still(children: Family) -> None:
+def test_stopped_child_does_not_respond_until_resumed(children: Family) -> None:
     child = python(children, ECHO)
     child.say("a")
     assert child.line() == "heard a"
@@ -73,7 +73,7 @@ def test_a_stopped_child_stands_still(children: Family) -> None:
     assert child.line() == "heard b"
 
 
-def test_many_die_at_once(children: Family) -> None:
+def test_several_children_are_killed_at_once(children: Family) -> None:
     several = [python(children, TALK) for _ in range(3)]
     several[0].stop()
     kill_at_once(several)
@@ -81,7 +81,7 @@ def test_many_die_at_once(children: Family) -> None:
     assert [child.wait() for child in several] == [-signal.SIGKILL] * 3
 
 
-def test_nobody_is_left_after_the_block() -> None:
+def test_no_child_outlives_its_family() -> None:
     with family() as children:
         pids = [python(children, TALK).pid for _ in range(3)]
         children.start("sleep", "100").stop()
@@ -103,9 +103,7 @@ def test_children_die_with_their_test(children: Family) -> None:
         assert time.monotonic() < deadline
 
 
-def test_a_server_that_was_forked_is_a_child_like_any_other(
-    children: Family, tmp_path: Path
-) -> None:
+def test_forked_server_is_controlled_like_any_child(children: Family, tmp_path: Path) -> None:
     url = f"sqlite://{tmp_path}/metadata.db"
     initialise = (sys.executable, "-m", "rollbook.api.cli.main", "cluster", "init")
     assert children.start(*initialise, "--metadata", url).wait() == 0
@@ -125,7 +123,7 @@ def test_a_server_that_was_forked_is_a_child_like_any_other(
     assert state_of(server.pid) == "gone"
 
 
-def test_a_server_that_was_forked_dies_with_its_test(children: Family, tmp_path: Path) -> None:
+def test_forked_server_dies_with_its_test(children: Family, tmp_path: Path) -> None:
     test = python(
         children,
         "import sys; from pathlib import Path; from tests.support import bookies, processes\n"

@@ -1,13 +1,13 @@
-"""Every crash of a bookie's storage: its files as a power cut may leave them, reopened and judged.
+"""Every crash of a bookie's storage: files as a power cut may leave them are reopened and judged.
 
-After each disk operation of a trace the power may go. The *images* of that moment are all
+The power may be cut after each disk operation of a trace. The *images* of that moment are all
 combinations of un-synced sectors, sizes and names that the kernel's file system allows, if they are
-few; else a sample that begins with all and none. No combination counts twice. Each image is opened by
-the real recovery code and questioned (`judge.py`), as it is or after all of it was checkpointed.
+few; otherwise a sample that begins with all and none. No combination counts twice. Each image is
+opened by the real recovery code and judged (`judge.py`), as it is or after a full checkpoint.
 
-Some of them crash once more: in the middle of that recovery, or only then, after the process alone
-had died and left behind what was never synced. In others the disk is full when they are opened, which
-may stop them, and the crash after that must cost nothing either.
+Some of them crash again: during that recovery, or after a kill of the process, which leaves
+un-synced data in place. In others the disk is full when they are opened, which may stop them, and
+the crash after that must lose nothing either.
 """
 
 import itertools
@@ -25,10 +25,10 @@ from tests.simulation.kernel import SimulationFailed
 from tests.simulation.kernel.filesystem import POWER_CUT, FileSystem, Operation
 from tests.support.clocks import StandingClock
 
-SAMPLE: Final = 24  # Combinations of one moment, at most.
+SAMPLE: Final = 24  # Maximum number of combinations of one moment.
 SECOND_ODDS: Final = 0.05
 _SECOND_SAMPLE: Final = 6
-_KILLS: Final = 4  # Process deaths, for each second crash of an image.
+_KILLS: Final = 4  # Kills of the process for each second crash of an image.
 _FULL_ODDS: Final = 0.02
 _SINGLY_ODDS: Final = 0.1
 _FAILURES_MAX: Final = 5
@@ -36,12 +36,12 @@ _FAILURES_MAX: Final = 5
 
 @dataclass
 class Crashes:
-    """What came of one trace, or of many."""
+    """The results of one trace, or of many."""
 
-    images: int = 0  # Opened and judged.
+    images: int = 0  # Images opened and judged.
     traces: int = 0
-    moments: int = 0  # At which the power went.
-    again: int = 0  # Images of a crash during or after the recovery from another.
+    moments: int = 0  # Moments of power cuts.
+    again: int = 0  # Images of a crash during or after the recovery from another crash.
     failures: list[str] = field(default_factory=list)
 
     def add(self, other: "Crashes") -> None:
@@ -55,7 +55,7 @@ class Crashes:
 def crash_everywhere(
     seed: int, *, sample: int = SAMPLE, second_odds: float = SECOND_ODDS
 ) -> Crashes:
-    """All moments of one trace."""
+    """Judges the images of all moments of one trace."""
     try:
         trace = record(seed)
     except SimulationFailed as error:
@@ -80,7 +80,7 @@ class _Crasher:
             ledgers = self._due.at(now)
             for image in images(system, chance, self._sample):
                 self._crash(image, chance.random() < self._second_odds, ledgers, f"{now}")
-            if chance.random() < self._second_odds * _KILLS:  # The page cache stays.
+            if chance.random() < self._second_odds * _KILLS:  # A kill keeps the page cache.
                 self._crash(system.copy(), True, ledgers, f"{now}, killed")
             if len(result.failures) > _FAILURES_MAX:
                 break
@@ -127,7 +127,7 @@ class _Crasher:
         return disk.operations
 
     def _start_while_full(self, image: FileSystem) -> FileSystem:
-        """It may refuse, and may not harm. Returns what the next power cut leaves."""
+        """The start may fail, but not do harm. Returns the image after another power cut."""
         disk = StepDisk(image, self._chance.choice((0, 0, 3_000, 20_000)))
         try:
             self._open(disk, is_made=True)
@@ -151,7 +151,7 @@ class _Crasher:
 
 
 def images(system: FileSystem, chance: random.Random, sample: int) -> Iterator[FileSystem]:
-    """All states that a power cut may leave if they are at most `sample`, else that many of them."""
+    """All states that a power cut may leave, or a sample of `sample` of them."""
     first = _Picks(lambda count: count - 1)
     yield system.after_power_cut(first)
     ways = 1
@@ -169,7 +169,7 @@ def images(system: FileSystem, chance: random.Random, sample: int) -> Iterator[F
 
 
 class _Picks:
-    """Remembers what was chosen, and out of how many."""
+    """Records each choice, and the number of options."""
 
     def __init__(self, choose: Callable[[int], int]) -> None:
         self.counts: list[int] = []
@@ -184,7 +184,7 @@ class _Picks:
 
 
 def _all(counts: Sequence[int]) -> Iterator[Callable[[int], int]]:
-    """Which choices come up depends on those before: where there are more, the oldest is taken."""
+    """Later choices depend on earlier ones; surplus choices take the oldest state."""
     for picks in itertools.product(*map(range, counts)):
         rest = iter(picks)
         yield lambda count, rest=rest: min(next(rest, 0), count - 1)  # type: ignore[misc]  # Defaults bind.
@@ -193,7 +193,7 @@ def _all(counts: Sequence[int]) -> Iterator[Callable[[int], int]]:
 def _some(chance: random.Random, sample: int) -> Iterator[Callable[[int], int]]:
     yield lambda _: 0
     for _ in range(sample - 1):
-        newest, oldest = chance.random(), chance.random()  # The mood of a cut.
+        newest, oldest = chance.random(), chance.random()  # Odds of this cut.
         yield lambda count, newest=newest, oldest=oldest: (  # type: ignore[misc]  # Defaults bind.
             count - 1
             if chance.random() < newest

@@ -1,6 +1,7 @@
-"""Ways to build the storage engine, or a bookie's identity, wrongly; crash images must find each, or they prove nothing.
+"""Flaws planted in the storage engine or in a bookie's identity; crash images must find each of
+them, or they prove nothing.
 
-How many images may be judged until it shows is ten times what it takes on average, or more.
+The maximum number of images per flaw is at least ten times the average needed to find it.
 """
 
 from collections.abc import Callable, Sequence
@@ -80,7 +81,7 @@ def _pack_as_if_synced(self: RecordPacker, items: Sequence[Any]) -> Write:
 
 
 async def _fence_at_once(self: Storage, ledger_id: int, ledger_key: bytes) -> None:
-    """It is in force, and durable soon."""
+    """Applies the fence at once and makes it durable later."""
     ledger = self._ledger(ledger_id)
     if ledger.refusal_of_control(ledger_key) is None and not ledger.facts.is_fenced:
         ledger.show_key(ledger_key)
@@ -103,7 +104,7 @@ _learn = store_opening._Boot._learn
 
 
 def _drop_what_came_later(self: store_opening._Boot, replayed: Replayed, journal: int) -> None:
-    """Replay takes the drop for the deletion that it looks like."""
+    """Replay treats a drop like a deletion of everything, including later adds."""
     _learn(self, replayed, journal)
     for control in replayed.controls:
         if control.operation is ControlOperation.DROP:
@@ -144,7 +145,7 @@ async def _append_unsynced(self: _Generation, body: bytes) -> None:
 
 
 class _Careless:
-    """A disk that leaves something out."""
+    """A disk that leaves out some syncs."""
 
     def __init__(self, disk: Disk, *, file_syncs: bool, name_syncs: bool) -> None:
         self._disk = disk

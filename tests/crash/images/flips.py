@@ -1,15 +1,15 @@
-"""Every byte of a store at rest, flipped once: what it answers then (B1, B2).
+"""Flips every byte of a closed store once and judges its responses (B1, B2).
 
-The store is small and has everything: entry logs of both kinds, a journal that is not checkpointed,
-fences, explicit LACs, a deletion, both copies of the catalog. It was closed, so that it knows what is
-durable. With each flip it is opened, asked for everything, checkpointed and asked again:
+The store is small but complete: it has entry logs of both kinds, a journal without a checkpoint,
+fences, explicit LACs, a deletion, and both copies of the catalog. It was closed, so it knows what
+is durable. With each flip it is opened, read completely, checkpointed and read again:
 
 - it opens;
-- an entry comes back as it was written, or is UNKNOWN; never otherwise, and never ABSENT;
-- what is not there is ABSENT, and what was deleted stays away;
+- an entry is returned as it was written, or is UNKNOWN, but never different or ABSENT;
+- entries that were never added are ABSENT, and deleted ledgers stay deleted;
 - fences hold, and an explicit LAC is the one that was written, or UNKNOWN;
-- only of ledgers that the flip touched, those whose entries share a record with it, anything is
-  UNKNOWN; with a CRC as their digest, of one such ledger at most.
+- only ledgers in the record that the flip touched may have UNKNOWN entries; with a CRC as digest,
+  at most one of these ledgers.
 """
 
 import asyncio
@@ -68,16 +68,18 @@ class StoreAtRest:
         await Storage.make(node.disk, CONFIG, node.randomness)
         storage = await Storage.open(node.disk, CONFIG, node.clock, node.randomness)
         storage.start()
-        for first in (0, 5, 10):  # Becomes a log as it is.
+        for first in (0, 5, 10):  # This file is adopted as a log.
             await self._add(storage, [(1, entry_id) for entry_id in range(first, first + 5)], 300)
         ids = [(each, entry_id) for entry_id in range(3) for each in range(2, 8)]
-        await self._add(storage, ids, 60)  # Is rewritten: many ledgers in one record.
+        # This file is rewritten, since it has many ledgers in one record.
+        await self._add(storage, ids, 60)
         await storage.fence(3, KEY)
         await storage.write_lac(4, KEY, 5, b"packet")
         await storage.delete(_DELETED)
         await self._add(storage, [(1, 15), (20, 0), (21, 0), (22, 0)], 40)
-        await self._add(storage, [(20, 1)], 40)  # Begins the third file.
-        await asyncio.sleep(1)  # Checkpoints of the others. This one is replayed at each start:
+        await self._add(storage, [(20, 1)], 40)  # This add begins the third file.
+        # The other files are checkpointed. This one is replayed at each start:
+        await asyncio.sleep(1)
         await storage.fence(5, KEY)
         await storage.fence(30, KEY)
         await storage.write_lac(6, KEY, 5, b"packet")
@@ -106,13 +108,13 @@ class StoreAtRest:
                 yield f"{folder}/{name}"
 
     def places(self) -> Iterator[tuple[str, int]]:
-        """Of every byte that was ever written."""
+        """The positions of all bytes that were written."""
         for path in self.paths():
             for position in range(len(self._contents(path).rstrip(b"\0"))):
                 yield path, position
 
     def blank_places(self) -> Iterator[tuple[str, int]]:
-        """Of the zeros at the end of a file, which are only reserved."""
+        """The positions of the preallocated zeros at the end of each file."""
         for path in self.paths():
             contents = self._contents(path)
             for position in range(len(contents.rstrip(b"\0")), len(contents)):
@@ -122,7 +124,7 @@ class StoreAtRest:
         return self.system.after_power_cut(lambda count: count - 1)
 
     def damaged(self, path: str, position: int, change: bytes) -> FileSystem:
-        """With these bytes there, as far as the file goes."""
+        """A copy with these bytes at that position, up to the end of the file."""
         system = self.copy()
         number = system.find(path)
         assert number is not None
@@ -135,7 +137,7 @@ class StoreAtRest:
         return self.damaged(path, position, bytes([self._contents(path)[position] ^ bits]))
 
     def touched(self, path: str, position: int) -> dict[int, None]:
-        """The ledgers of which the record there has something."""
+        """The ledgers with entries in the record at this position."""
         for start, end, ledger_ids in self._records[path]:
             if start <= position < end:
                 return ledger_ids
@@ -160,10 +162,10 @@ class StoreAtRest:
             if record.kind is RecordKind.END:
                 return
 
-    # --- Questions ----------------------------------------------------------------------------
+    # --- Judgements ---------------------------------------------------------------------------
 
     def judge(self, system: FileSystem, touched: dict[int, None]) -> int:
-        """Raises `Promise`. Returns how much is UNKNOWN, the same before and after checkpoints."""
+        """Raises `Promise`. Returns how many entries are UNKNOWN, before and after checkpoints alike."""
         storage = open_at_rest(system)
         before = self.judge_answers(storage)
         ledger_ids = dict.fromkeys(ledger_id for ledger_id, _ in before)
@@ -186,7 +188,7 @@ class StoreAtRest:
         return len(before)
 
     def judge_answers(self, storage: Storage) -> list[tuple[int, int]]:
-        """What is UNKNOWN."""
+        """Returns the entries that are UNKNOWN."""
         unknown: list[tuple[int, int]] = []
         for (ledger_id, entry_id), body in self.entries.items():
             found = answer(storage, ledger_id, entry_id)
@@ -210,7 +212,7 @@ def open_at_rest(system: FileSystem) -> Storage:
 
 
 def flip(store: StoreAtRest, path: str, position: int, chance: random.Random) -> str | None:
-    """What a flipped bit of this byte breaks, or None."""
+    """Flips a bit of this byte; returns the failure, or None."""
     image = store.flipped(path, position, 1 << chance.randrange(8))
     try:
         store.judge(image, store.touched(path, position))

@@ -1,14 +1,16 @@
-"""Every crash while it is written down who a bookie is: stamps in its directories, nodes in the metadata.
+"""Every crash during changes of a bookie's identity: stamps in directories, nodes in the metadata.
 
-What becomes of one id is a chain of *works*: a bookie is made, starts, loses its cookie and rejoins, is
-wiped and formatted. A work begins where the one before it ended, or where the power went in the middle of
-a start. After each change of a directory, and of the metadata, the power may go; the images of that
-moment are those that `cuts.py` describes, and the metadata, which is elsewhere, is as it was.
+The history of one id is a chain of *works*: a bookie is created, starts, loses its cookie and
+rejoins, is wiped and formatted. A work begins where the one before it ended, or after a power cut
+during a start. The power may be cut after each change of a directory or of the metadata; the images
+of that moment are those that `cuts.py` describes, and the metadata, which is elsewhere, is
+unchanged.
 
-Then a bookie starts from them. Made or started, it must: nobody is asked for anything. In the middle of a
-rejoin or a format it may ask for that again, and no more. Every start is of the life that the metadata
-names, if it names one, and has that life's store; after a format it doubts what the earlier one may have
-held. And no copy of the directories from before that start passes for them any more (B8).
+Then a bookie starts from each image. After a cut creation or start it must start without an
+operator. After a cut rejoin or format it may only ask for the same command again. Every start uses
+the incarnation that the metadata names, if any, and the store of that incarnation; after a format
+it doubts the ledgers that the earlier one may have held. No copy of the directories from before
+that start may start (B8).
 """
 
 import asyncio
@@ -39,10 +41,10 @@ from tests.support.clocks import StandingClock
 
 ROOT: Final = "/ledgers"
 BOOKIE: Final = BookieId("bk-1")
-LEDGER: Final = LedgerId(7)  # Open, and in the metadata it is the bookie's.
-_METADATA: Final = "metadata"  # Among the operations on the disk: from here on it says this.
+LEDGER: Final = LedgerId(7)  # An open ledger, stored on this bookie according to its metadata.
+_METADATA: Final = "metadata"  # Marks a change of the metadata among the disk operations.
 _WORKS: Final = (2, 3, 4)
-_CUT_ODDS: Final = 0.4  # That the next work begins in the middle of a start.
+_CUT_ODDS: Final = 0.4  # Odds that the next work begins after an interrupted start.
 _COPY_ODDS: Final = 0.1
 _AGAIN_ODDS: Final = 0.05
 _AGAIN_SAMPLE: Final = 4
@@ -58,19 +60,19 @@ class World(NamedTuple):
 class Started(NamedTuple):
     incarnation: str
     store_id: bytes
-    doubts: bool  # The ledger that may have been its own.
+    doubts: bool  # Whether it doubts `LEDGER`.
 
 
 @dataclass
 class _Work:
-    """Of one process."""
+    """The work of one process."""
 
     do: Callable[["_Machine"], Awaitable[Started | None]]
-    remedy: str = ""  # What a start may ask for if this was cut short.
+    remedy: str = ""  # The command that a start may require after an interruption.
 
 
 class _Machine:
-    """On which the bookie's processes run; everything that changes is in `steps`."""
+    """The machine of the bookie's processes; `steps` records every change."""
 
     def __init__(
         self, world: World, config: StorageConfig, cluster: Cluster, chance: random.Random
@@ -91,7 +93,7 @@ class _Machine:
         return World(self.disk.system, self.store.rows)
 
     async def start(self) -> Started:
-        """As a bookie does it, up to where its port would open."""
+        """Starts as a bookie does, up to the point where its port would open."""
         locks = await self.identity.establish()
         storage = await Storage.open(
             self.disk, self._config, StandingClock(), self._chance, locks=locks
@@ -108,7 +110,7 @@ class _Machine:
 
 
 def crash_identity_everywhere(seed: int, *, sample: int = SAMPLE) -> Crashes:
-    """All moments of what becomes of one id."""
+    """Judges the images of all moments in the history of one id."""
     return _Crasher(seed, sample).crash_everywhere()
 
 
@@ -151,7 +153,7 @@ class _Crasher:
         return _Work(_Machine.start)
 
     def _rejoin(self) -> _Work:
-        """Somebody has removed the cookie, as BookKeeper's operators do."""
+        """An operator has removed the cookie, as with BookKeeper."""
         self._settle()
         store = StepMetadata(self._now.rows)
         step(CookieNodes(cast(MetadataStore, store), ROOT).delete(BOOKIE))
@@ -165,7 +167,7 @@ class _Crasher:
         return _Work(_Machine.format, FORMAT)
 
     def _settle(self) -> None:
-        """The work before may have been cut off."""
+        """Starts once, since the previous work may have been interrupted."""
         machine = self._machine(self._now)
         self._require_known(step(machine.start()))
         self._now = machine.world
@@ -188,7 +190,7 @@ class _Crasher:
     def _crash_during(self, work: _Work) -> None:
         machine, begun, chance = self._machine(self._now), self._now, self._chance
         asyncio.run(_run(work.do(machine)))
-        # What a format has begun is known from here on.
+        # From here on, an incarnation begun by a format is known.
         self._learn(step(self._machine(machine.world).start()), work)
         for world in _moments(begun, machine.steps):
             self._result.moments += 1
@@ -208,7 +210,7 @@ class _Crasher:
             if not work.remedy or work.remedy not in refusal.next_step:
                 raise
             machine = self._machine(world)
-            asyncio.run(_run(work.do(machine)))  # Once more.
+            asyncio.run(_run(work.do(machine)))  # Repeats the work.
             step(self._machine(machine.world).start())
         else:
             if chance.random() < _COPY_ODDS:
@@ -247,12 +249,12 @@ class _Crasher:
 
 
 async def _run(work: Awaitable[Started | None]) -> None:
-    """On a loop: a format reads much at a time."""
+    """Runs on an event loop, since a format reads concurrently."""
     await work
 
 
 def _moments(begun: World, steps: Sequence[Operation]) -> Iterator[World]:
-    """Before the first change, and after each one."""
+    """The state before the first change, and after each change."""
     system, rows = begun.system.copy(), begun.rows
     yield World(system, rows)
     for operation in steps:

@@ -1,8 +1,8 @@
-"""What a store owes after a crash, and whether it pays.
+"""The promises of a store after a crash, and whether it keeps them.
 
-- what was acknowledged is there: entries, fences, explicit LACs, deletions, drops; and entries that were
-  added behind a drop;
-- nothing is there that nobody asked for, and nothing is UNKNOWN, since no bit has rotted.
+- everything acknowledged is there: entries, fences, explicit LACs, deletions, drops, and entries
+  that were added after a drop;
+- nothing is there that was never requested, and nothing is UNKNOWN, since there was no rot.
 """
 
 import struct
@@ -18,32 +18,32 @@ from tests.crash.images.life import LEDGERS, Promises, lac_packet
 from tests.crash.images.step_disk import step
 
 _LAC: Final = struct.Struct(">q")
-_LAC_AT: Final = 16  # Behind ledger and entry.
+_LAC_AT: Final = 16  # Follows the ledger id and the entry id.
 _NOBODYS_ENTRY: Final = 10**9
 
 
 class Promise(AssertionError):
-    """One that was not kept."""
+    """A promise that was broken."""
 
 
 @dataclass
 class LedgerDue:
-    """Of one ledger, counted once for all images of one moment."""
+    """The promises for one ledger, computed once for all images of one moment."""
 
     ledger_id: int
     entries: dict[int, tuple[bool, list[bytes]]] = field(default_factory=dict)
-    """By id, ascending: whether it must be there, and as what."""
+    """By ascending id: whether the entry must be there, and its possible contents."""
     must_be_gone: bool = False
     may_be_gone: bool = False
     must_be_fenced: bool = False
     may_be_fenced: bool = False
-    lac_least: int = NO_ENTRY  # Of entries and packets.
-    packets: list[bytes] = field(default_factory=list)  # One of which there may be,
-    has_packet: bool = False  # or must be.
+    lac_least: int = NO_ENTRY  # The least LAC of entries and packets.
+    packets: list[bytes] = field(default_factory=list)  # Packets, one of which may be there.
+    has_packet: bool = False  # Whether a packet must be there.
 
 
 class Due:
-    """What is owed at each moment of a trace; asked for in order, it is cheap."""
+    """The promises at each moment of a trace; cheap if the moments are in ascending order."""
 
     def __init__(self, promises: Promises) -> None:
         self._promises = promises
@@ -66,7 +66,7 @@ def _ledger_due(promises: Promises, ledger_id: int, now: int) -> LedgerDue:
     due.must_be_gone, due.may_be_gone = by_now(promises.delete_acked), by_now(promises.delete_sent)
     due.must_be_fenced = by_now(promises.fence_acked)
     due.may_be_fenced = by_now(promises.fence_sent) or due.may_be_gone
-    # Adds up to these may have been dropped, and must have been.
+    # Adds up to `may_end` may have been dropped, and adds up to `must_end` must have been.
     may_end = _last_drop(promises.drop_sent, ledger_id, now)
     must_end = _last_drop(promises.drop_acked, ledger_id, now)
     for (each, entry_id), sent in sorted(promises.sent.items()):
@@ -76,7 +76,7 @@ def _ledger_due(promises: Promises, ledger_id: int, now: int) -> LedgerDue:
         adds_acked = promises.acked.get((ledger_id, entry_id), ())
         is_acked = any(when <= now and number > may_end for when, number in adds_acked)
         due.entries[entry_id] = (is_acked and not due.may_be_gone, bodies)
-        if is_acked:  # One of these, and perhaps not the one with the highest LAC.
+        if is_acked:  # One of these bodies is there, perhaps not the one with the highest LAC.
             due.lac_least = max(min(map(_lac_of, bodies)), due.lac_least)
     acked = [lac for when, each, lac in promises.lac_acked if each == ledger_id and when <= now]
     least = max(acked, default=NO_ENTRY)
@@ -103,7 +103,7 @@ Answer = bytes | type[RollbookError]
 
 
 def judge(storage: Storage, ledgers: list[LedgerDue], *, singly: bool) -> None:
-    """Asks for everything, in runs as a recovery does or for each entry by itself.
+    """Reads everything, in runs as a recovery does, or each entry singly.
 
     Raises `Promise`.
     """
@@ -166,7 +166,7 @@ def _judge_tail(storage: Storage, due: LedgerDue, held: list[int]) -> None:
 def _answers(
     storage: Storage, ledger_id: int, entry_ids: list[int], singly: bool
 ) -> Iterator[tuple[int, Answer]]:
-    """To each of these ids, which ascend."""
+    """The results of reads of these ascending ids."""
     if singly:
         for entry_id in entry_ids:
             yield entry_id, answer(storage, ledger_id, entry_id)

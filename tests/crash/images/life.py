@@ -1,9 +1,10 @@
-"""Lives of a storage, and everything that was done to its disk meanwhile.
+"""Lives of a storage, recorded with all operations on its disk.
 
-A *trace* is several lives of the real storage in the simulator: adds of many shapes, fences, explicit
-LACs, drops and deletions from several writers, idle times, checkpoints, compactions and scrubs beside them,
-clean stops, kills and power cuts, in some seeds a full disk or syncs that fail. It has every operation on the disk in order, and what
-had been asked for and what had been answered by then.
+A *trace* is several lives of the real storage in the simulator: adds of many shapes, fences,
+explicit LACs, drops and deletions from several writers, idle times, concurrent checkpoints,
+compactions and scrubs, clean stops, kills and power cuts, and in some seeds a full disk or failing
+syncs. It has every operation on the disk in order, and the requests and responses up to each of
+them.
 """
 
 import asyncio
@@ -35,14 +36,14 @@ LEDGERS: Final = (1, 2, 2**62)
 KEY: Final = ledger_key(b"secret")
 FRAME_BYTES_MAX: Final = 5 * 1024 * 1024
 _LIVES_MAX: Final = 3
-_FULL_BYTES: Final = (0, 2_000, 20_000)  # What a disk that is called full has left.
+_FULL_BYTES: Final = (0, 2_000, 20_000)  # Free bytes of a disk that counts as full.
 
 
 @dataclass
 class Promises:
-    """By ledger; each with the number of disk operations that had been done by then.
+    """Requests and responses by ledger, each with the number of disk operations before it.
 
-    Adds and drops are numbered as they were asked for: a drop takes what came before it.
+    Adds and drops are numbered in request order: a drop removes earlier adds.
     """
 
     sent: dict[tuple[int, int], list[tuple[int, int, bytes]]] = field(default_factory=dict)
@@ -59,7 +60,7 @@ class Promises:
     delete_acked: dict[int, int] = field(default_factory=dict)
 
     def times(self) -> list[int]:
-        """At which anything was asked or answered, ascending."""
+        """The ascending times of all requests and responses."""
         when = [time for sent in self.sent.values() for time, _, _ in sent]
         when += [time for acked in self.acked.values() for time, _ in acked]
         when += [time for time, _, _ in (*self.lac_sent, *self.lac_acked)]
@@ -99,14 +100,14 @@ def record(seed: int) -> Trace:
             node.restart()
         await asyncio.sleep(1.0)
         node.kill()
-        node.disk.record = None  # When the world is taken apart, `finally` blocks of the dead run.
+        node.disk.record = None  # Teardown of the world runs `finally` blocks of dead processes.
 
     world.run(scenario())
     return trace
 
 
 def _draw_config(chance: random.Random) -> StorageConfig:
-    """Small files: images are copied, and there is more to see in many than in one."""
+    """Uses small files, since images are copied, and many files show more than one."""
     return StorageConfig(
         "/bookie/journal",
         ("/bookie/ledgers1", "/bookie/ledgers2")[: chance.choice((1, 2, 2))],
@@ -134,7 +135,7 @@ def small_and_quiet() -> Iterator[None]:
 
 
 class _Background:
-    """What makes space and looks for rot while a storage serves."""
+    """Compaction and scrub of a storage while it serves."""
 
     def __init__(self, node: Node, storage: Storage, config: StorageConfig) -> None:
         space = SpaceConfig(compaction_bytes_per_s=10**9, scrub_bytes_per_s=10**9)
@@ -149,7 +150,7 @@ class _Background:
 
 
 class Life:
-    """Writers of one storage; goes on with the next one after a stop."""
+    """The writers of one storage, across its restarts."""
 
     def __init__(self, trace: Trace, chance: random.Random) -> None:
         self._trace = trace
@@ -157,28 +158,28 @@ class Life:
         self._chance = chance
         self._next: dict[int, int] = dict.fromkeys(LEDGERS, 0)
         self._txn_ids = itertools.count(1)
-        self._numbers = itertools.count(1)  # Of adds and drops.
-        # Few bytes make room for more images; many fill files.
+        self._numbers = itertools.count(1)  # Numbers of adds and drops.
+        # Small entries allow more images; large ones fill files.
         self._sizes = chance.choice(((0, 20, 100), (0, 600, 1500), (20, 1500, 6000)))
         self._echo_odds = chance.choice((0.0, 0.1, 0.5))
-        self._payloads: dict[tuple[int, int], bytes] = {}  # Written again, an entry says the same.
+        self._payloads: dict[tuple[int, int], bytes] = {}  # A repeated entry has the same payload.
         self._counts = chance.choice(((1, 1, 2), (1, 1, 2), (1, 2, 5)))
         self._acts: tuple[int, ...] = (2, 4, 8, 16)
         self._full_odds = chance.choice((0.0, 0.0, 0.05))
         self._failed_sync_odds = chance.choice((0.0, 0.0, 0.03))
-        self._space_odds = chance.choice((0, 0, 1, 4))  # Of deletions, compactions, scrubs.
+        self._space_odds = chance.choice((0, 0, 1, 4))  # Odds of deletions, compactions and scrubs.
         self._drop_odds = chance.choice((0, 0.5, 3))
-        if self._space_odds > 1:  # Then there should be logs.
+        if self._space_odds > 1:  # These need entry logs.
             self._sizes, self._counts, self._acts = (600, 1500, 6000), (1, 2, 5), (8, 16, 24)
-        self._background: _Background  # Of the life at hand.
+        self._background: _Background  # Background work of the current life.
 
     async def live(self, node: Node) -> None:
-        """Until it is killed, has had enough, or its disk fails."""
+        """Runs until it is killed, is finished, or its disk fails."""
         node.disk.record = self._trace.operations
         try:
             await Storage.make(node.disk, self._trace.config, node.randomness)
         except BadConfig:
-            pass  # Made in an earlier life.
+            pass  # The store was created in an earlier life.
         storage = await Storage.open(node.disk, self._trace.config, node.clock, node.randomness)
         storage.start()
         self._background = _Background(node, storage, self._trace.config)
@@ -307,7 +308,8 @@ class Life:
         return following
 
     def _draw_payload(self) -> bytes:
-        if self._chance.random() < self._echo_odds:  # What is on the disk: records within a record.
+        # Bytes from the disk, so that a record contains records.
+        if self._chance.random() < self._echo_odds:
             writes = [o[3] for o in self._trace.operations[-20:] if o[0] == "write"]
             if writes:
                 return bytes(self._chance.choice(writes)[:2000])
@@ -326,7 +328,7 @@ class Life:
         return self._task(storage.delete(ledger_id), self._promises.delete_acked, ledger_id)
 
     async def _delete_for_good(self, storage: Storage) -> asyncio.Future[Any]:
-        """As garbage collection does it."""
+        """Deletes a ledger as garbage collection does."""
         ledger_id = self._chance.choice(LEDGERS)
         self._promises.delete_sent.setdefault(ledger_id, self._now)
 
@@ -341,13 +343,13 @@ class Life:
         saves = self._chance.random() < 0.7
         self._promises.drop_sent.append((self._now, number, ledger_id))
         dropping = asyncio.ensure_future(storage.drop(ledger_id))
-        await asyncio.sleep(0)  # It has its place behind the adds so far.
+        await asyncio.sleep(0)  # The drop is queued after all adds so far.
 
         async def work() -> None:
             try:
                 await dropping
                 self._promises.drop_acked.append((self._now, number, ledger_id))
-                if saves:  # Else a checkpoint does.
+                if saves:  # Otherwise a checkpoint saves them.
                     await storage.save_facts([ledger_id])
             except (RollbookError, OSError):
                 return
@@ -355,7 +357,7 @@ class Life:
         return asyncio.ensure_future(work())
 
     async def _compact(self, storage: Storage) -> asyncio.Future[Any]:
-        """Of any logs, full or not, while other things happen."""
+        """Compacts any logs, full or not, concurrently with other actions."""
         logs = list(storage.catalog.logs)
         chosen = self._chance.sample(logs, self._chance.randint(0, len(logs)))
         compactor = self._background.compactor

@@ -1,4 +1,4 @@
-"""A number of images and of flips, on all cores; and the search for planted flaws."""
+"""Runs images and flips on all cores, and the search for planted flaws."""
 
 import multiprocessing
 import os
@@ -23,10 +23,9 @@ Say = Callable[[str], None]
 Progress = Callable[[int, int], None]
 
 FAILURES_MAX: Final = 10
-_BLANK_STRIDE: Final = (
-    64  # One in this many of the bytes that were never written is flipped in a short run.
-)
-_IDENTITY_ONE_IN: Final = 4  # Traces, which are small; the others are of the storage.
+_BLANK_STRIDE: Final = 64  # A short run flips one in this many preallocated bytes.
+# One in this many traces is of an identity, which is small; the others are of the storage.
+_IDENTITY_ONE_IN: Final = 4
 _FLIPS_PER_TASK: Final = 500
 
 
@@ -34,7 +33,7 @@ _FLIPS_PER_TASK: Final = 500
 
 
 def crash(images_min: int, seed: int, progress: Progress, say: Say) -> Tally:
-    """Traces from `seed` on, until the wanted images have been judged."""
+    """Judges traces from `seed` on until `images_min` images have been judged."""
     tally, crashes = Tally("images"), Crashes()
     started = time.monotonic()
     progress(0, images_min)
@@ -55,7 +54,7 @@ def crash(images_min: int, seed: int, progress: Progress, say: Say) -> Tally:
 
 
 def _traces(seed: int) -> Iterator[Crashes]:
-    """What becomes of each trace, in order, from one process per core, until nobody asks."""
+    """Yields the result of each trace, in order, computed by one process per core."""
     processes = os.cpu_count() or 1
     seeds = count(seed)
     pool = ProcessPoolExecutor(processes, multiprocessing.get_context("fork"), initializer=settle)
@@ -81,7 +80,7 @@ def _crash_trace(seed: int) -> Crashes:
 
 @dataclass(frozen=True, slots=True)
 class _Places:
-    """Some of those of one kind of store: the `first`-th, and each `stride`-th from there on."""
+    """Positions in one kind of store: the `first`-th, and each `stride`-th after it."""
 
     kind: int
     first: int
@@ -91,10 +90,10 @@ class _Places:
 
 
 def flip_bytes(seed: int, progress: Progress, say: Say, which: str) -> Tally:
-    """One bit of each byte that was written, by stores with different digests in turn.
+    """Flips one bit of each written byte, in stores with different digests in turn.
 
-    `which`: each byte `once`; one `half` of them, which the seed chooses; or `all`, in a store of each kind, those
-    that are only reserved, too.
+    `which`: each byte `once`; one `half` of them, which the seed chooses; or `all` bytes, including
+    preallocated ones, in a store of each kind.
     """
     tally = Tally("flips")
     tasks = _flip_tasks(seed, which)
@@ -128,7 +127,7 @@ def _flip_tasks(seed: int, which: str) -> list[_Places]:
             for kind in range(len(KINDS))
             for first in range(chunks)
         ]
-    # The stores are laid out alike: what one leaves out, another one flips.
+    # The stores have the same layout: bytes that one store skips are flipped in another.
     chunks = -(-chunks // len(KINDS)) * len(KINDS)
     tasks = [
         _Places(first % len(KINDS), first, chunks, chunks * _BLANK_STRIDE, seed)
@@ -155,15 +154,15 @@ def _flip_some(task: _Places) -> tuple[int, list[str]]:
 @dataclass(frozen=True, slots=True)
 class Found:
     flaw: str
-    images: int  # Judged until then.
+    images: int  # Images judged until the flaw was found.
     what: str | None
     cpu_s: float
 
 
 def find_flaws(seed: int, say: Say, one_in: int = 1) -> Tally:
-    """Each flaw that was planted shows within its number of images.
+    """Checks that each planted flaw is found within its number of images.
 
-    `one_in`: the seed chooses which share of them is tried.
+    `one_in`: tries one in this many flaws, chosen by the seed.
     """
     tally = Tally("flaws")
     say(f"{'planted in the bookie':<48}{'images':>8}{'within':>9}{'CPU s':>7}  seen as")

@@ -1,4 +1,4 @@
-"""A disk without a loop: nothing in it ever waits, so recovery can be stepped by hand.
+"""A disk without an event loop: nothing in it ever waits, so recovery can be stepped by hand.
 
 Opening an image takes half a millisecond this way; with an event loop it would take ten times that.
 """
@@ -72,7 +72,7 @@ class StepLock:
 
 
 class StepDisk:
-    """The Disk port over a file system in memory. It remembers what was done to it."""
+    """The Disk port over a file system in memory, which records its operations."""
 
     def __init__(self, system: FileSystem, free_bytes: int = _PLENTY) -> None:
         self.system = system
@@ -127,7 +127,7 @@ class StepDisk:
 
 
 def step(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Runs it to its end; it may give way, but there is nobody it could wait for."""
+    """Runs the coroutine to its end; it may yield, but not wait."""
     try:
         while True:
             assert coroutine.send(None) is None

@@ -1,4 +1,4 @@
-"""A metadata store without a loop or a network: every call is done when it returns."""
+"""A metadata store without an event loop or a network: no call ever waits."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -24,7 +24,7 @@ def _ignore() -> None:
 
 
 class StepMetadata:
-    """As much of the MetadataStore port as a bookie's identity needs."""
+    """The part of the MetadataStore port that a bookie's identity needs."""
 
     def __init__(
         self, rows: Iterable[tuple[str, NodeRow]] = (), on_change: Callable[[], None] = _ignore

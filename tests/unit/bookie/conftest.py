@@ -1,4 +1,4 @@
-"""What a bookie tells its log is not what these tests are about."""
+"""Silences the bookie's log, which these tests do not check."""
 
 import logging
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""A bookie's server in the simulator, and clients to tell stories with."""
+"""A bookie's server in the simulator, and clients for the scenarios of tests."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
@@ -23,16 +23,16 @@ STORAGE = StorageConfig(
 )
 SERVER = ServerConfig()
 PORT = 3181
-PATIENCE_S = 100.0  # Of virtual time.
+PATIENCE_S = 100.0  # Seconds of virtual time.
 
 
 @dataclass
 class Scene:
-    """What a story plays with."""
+    """The parts that a test's scenario uses."""
 
     world: World
-    node: Node  # The bookie's machine,
-    client_node: Node  # and the one of all clients.
+    node: Node  # The bookie's machine.
+    client_node: Node  # The machine of all clients.
     storage: Storage
     server: BookieServer
 
@@ -48,7 +48,7 @@ class Scene:
 
 
 class Raw(asyncio.Protocol):
-    """Bytes out, bytes in."""
+    """A connection that sends and receives plain bytes."""
 
     def __init__(self) -> None:
         self.received = b""
@@ -90,7 +90,7 @@ def digest_of(ledger_id: int) -> LedgerDigest:
 
 
 def entry(ledger_id: int, entry_id: int, payload: bytes = b"payload") -> bytes:
-    """By a writer that confirms each before it adds the next."""
+    """An entry of a writer that confirms each entry before it adds the next one."""
     lac = EntryId(max(entry_id - 1, NO_ENTRY))
     return pack_entry(digest_of(ledger_id), EntryId(entry_id), lac, 0, payload)
 
@@ -125,9 +125,9 @@ def tell(
     *,
     may_fail: bool = False,
 ) -> World:
-    """With a new store and a server that are there for as long as the story lasts.
+    """Runs the story with a new store and a server.
 
-    `may_fail`: the storage may, too.
+    `may_fail`: the storage may fail during the story.
     """
     world = World(seed)
     node, client_node = world.node("b1"), world.node("client")

@@ -1,4 +1,4 @@
-"""One bookie as its operators see it: what the pages show, over parts that stand still."""
+"""The admin pages of one bookie, shown from fixed parts."""
 
 from types import SimpleNamespace
 from typing import Any, cast
@@ -21,7 +21,7 @@ SECRET = "digest:me:canary"
 
 
 class StandingBookie:
-    """What an `Admin` reads of a bookie."""
+    """The parts of a bookie that `Admin` reads."""
 
     def __init__(self) -> None:
         url = f"zk://zk1,zk2/ledgers?auth={SECRET}"
@@ -67,7 +67,7 @@ def test_settings_are_shown_without_secrets(admin: Admin) -> None:
     assert "canary" not in str(settings)
 
 
-def test_a_state_has_its_reason(admin: Admin, bookie: StandingBookie) -> None:
+def test_status_reports_state_and_reason(admin: Admin, bookie: StandingBookie) -> None:
     def seen() -> tuple[Any, ...]:
         status, state = admin.status(), admin.state()
         return status["state"], status["why"], admin.why_not_ready() is None, state["running"]
@@ -89,7 +89,9 @@ def test_a_state_has_its_reason(admin: Admin, bookie: StandingBookie) -> None:
     assert (state, why, runs) == ("failed", "the journal has stopped: no more", False)
 
 
-async def test_a_full_disk_overrules_an_operator(admin: Admin, bookie: StandingBookie) -> None:
+async def test_full_disk_keeps_bookie_read_only_despite_operator(
+    admin: Admin, bookie: StandingBookie
+) -> None:
     await admin.set_read_only(True)
     assert admin.state()["read_only"]
     await admin.set_read_only(False)
@@ -98,10 +100,10 @@ async def test_a_full_disk_overrules_an_operator(admin: Admin, bookie: StandingB
         await admin.set_read_only(False)
 
 
-async def test_compaction_that_was_given_up_is_not_told_to_be_done(
+async def test_stopped_compaction_is_reported_as_unavailable(
     admin: Admin, bookie: StandingBookie
 ) -> None:
-    """What ended it counts, not what is suspended by then."""
+    """The result depends on what ended it, not on what is suspended by then."""
     is_given_up = False
 
     async def run(*, major: bool) -> CompactionState:
@@ -118,10 +120,11 @@ async def test_compaction_that_was_given_up_is_not_told_to_be_done(
     assert refused.value.next_step == "rollbook bookie compact --resume"
 
 
-async def test_pages_of_ledgers_are_of_one_moment(
+async def test_ledger_pages_share_one_snapshot(
     admin: Admin, bookie: StandingBookie, clock: StandingClock
 ) -> None:
-    """So that a walk through them meets each ledger once; a first page, or a late one, reads the list again."""
+    """A walk through the pages meets each ledger once. The list is read again for a first page, and
+    after a minute."""
 
     async def ids(after: int) -> list[int]:
         return [each["ledger_id"] for each in await admin.ledgers(after, 2)]
@@ -138,7 +141,7 @@ async def test_pages_of_ledgers_are_of_one_moment(
     assert await ids(5) == [6]
 
 
-def test_latencies_are_told_in_milliseconds(admin: Admin, bookie: StandingBookie) -> None:
+def test_latencies_are_reported_in_milliseconds(admin: Admin, bookie: StandingBookie) -> None:
     assert admin.status()["latencies_ms"] == {}
     bookie.stats.requests["add"].observe(1_000_000, times=1_000)
     bookie.stats.cache_hits, bookie.stats.cache_misses = lambda: 3, lambda: 1

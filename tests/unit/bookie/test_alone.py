@@ -1,4 +1,4 @@
-"""A lone writer is answered in the step that brought its add, on a quick disk."""
+"""On a fast disk, a lone writer gets its response in the loop step that received its add."""
 
 import asyncio
 from collections import Counter
@@ -23,7 +23,7 @@ class Client:
     def __init__(self, storage: Storage, ledger_id: int) -> None:
         self.heard: list[BookieFailed | None] = []
         self.meanwhile: Callable[[], object] | None = (
-            None  # What the writer does when it gets the answer.
+            None  # Called when the writer gets its response.
         )
         self.has_bug = False
         self._storage = storage
@@ -38,11 +38,11 @@ class Client:
             raise ValueError("a bug")
 
     def add(self, payload: bytes = b"payload") -> bool:
-        """Whether it was answered in this very step."""
+        """Whether the response came within this call."""
         ids = (self._ledger_id, self._next_entry)
         assert self._storage.add(adds(ids, payload=payload), self.on_done).refusals == (None,)
         self._next_entry += 1
-        assert len(self.heard) < self._next_entry  # Never within that call.
+        assert len(self.heard) < self._next_entry  # The callback never runs within `add`.
         self._storage.go_on()
         return len(self.heard) == self._next_entry
 
@@ -60,7 +60,7 @@ async def be_alone(storage: Storage, ledger_id: int = 7) -> Client:
     return client
 
 
-def test_who_is_alone_is_answered_at_once_and_what_was_answered_is_durable() -> None:
+def test_lone_writer_is_answered_at_once_and_durably() -> None:
     async def story(storage: Storage, node: Node) -> None:
         node.disk.quick_odds = 1.0
         client = await be_alone(storage)
@@ -76,7 +76,7 @@ def test_who_is_alone_is_answered_at_once_and_what_was_answered_is_durable() -> 
     tell(story)
 
 
-def test_whom_the_answer_wakes_runs_before_what_is_left_to_do(
+def test_loop_yields_after_a_lone_response_before_indexing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def story(storage: Storage, node: Node) -> None:
@@ -93,18 +93,18 @@ def test_whom_the_answer_wakes_runs_before_what_is_left_to_do(
         for done in range(3):
             before = storage.stats.entries_added
             assert client.add()
-            assert heard[done:] == [len(client.heard)]  # Once, and not before the answer.
+            assert heard[done:] == [len(client.heard)]  # It yields once, after the response.
             assert indexed[done:] == [before]
             assert storage.stats.entries_added == before + 1
         storage.add(adds((7, 100), (7, 101)), client.on_done)
         storage.go_on()
-        assert storage.stats.entries_added == before + 3  # Durable, and the processor was kept:
-        assert len(heard) == 3  # A client that sends several at once does not wait for each.
+        assert storage.stats.entries_added == before + 3  # Both adds are durable without a yield:
+        assert len(heard) == 3  # a client that sends several adds at once does not wait for each.
 
     tell(story)
 
 
-def test_where_the_disk_is_slow_it_is_waited_for_elsewhere() -> None:
+def test_lone_add_on_a_slow_disk_is_not_answered_at_once() -> None:
     async def story(storage: Storage, node: Node) -> None:
         node.disk.quick_odds = 0.0
         client = await be_alone(storage)
@@ -130,12 +130,12 @@ def test_adds_of_several_clients_share_a_sync() -> None:
             assert not any(are_answered)
             for client in clients:
                 await client.until_heard()
-            assert storage.end_of_journal[1] == before + 512  # Both in one write.
+            assert storage.end_of_journal[1] == before + 512  # Both adds are in one write.
 
     tell(story)
 
 
-def test_what_was_asked_for_before_is_written_before() -> None:
+def test_earlier_fence_is_written_before_a_lone_add() -> None:
     async def story(storage: Storage, node: Node) -> None:
         node.disk.quick_odds = 1.0
         client = await be_alone(storage)
@@ -154,8 +154,8 @@ def test_what_was_asked_for_before_is_written_before() -> None:
     tell(story)
 
 
-def test_silence_is_noticed_behind_a_write_that_was_made_at_once() -> None:
-    """B3: a record says what is durable when nobody adds any more."""
+def test_idle_record_follows_an_immediate_write() -> None:
+    """B3: an idle record states what is durable once adds stop."""
 
     async def story(storage: Storage, node: Node) -> None:
         node.disk.quick_odds = 1.0
@@ -171,7 +171,7 @@ def test_silence_is_noticed_behind_a_write_that_was_made_at_once() -> None:
     tell(story)
 
 
-def test_a_write_that_takes_zeros_along_is_not_made_at_once(
+def test_write_that_adds_zeros_is_not_immediate(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stretch, synced = 8 * 1024, Counter[str]()
@@ -197,7 +197,7 @@ def test_a_write_that_takes_zeros_along_is_not_made_at_once(
 
 
 def test_large_lone_add_is_synced_at_once() -> None:
-    """It never was, since nothing had been written ahead of it."""
+    """A large add is synced at once although no zeros were written ahead of it."""
 
     async def story(storage: Storage, node: Node) -> None:
         node.disk.quick_odds = 1.0
@@ -207,7 +207,7 @@ def test_large_lone_add_is_synced_at_once() -> None:
     tell(story, config=replace(CONFIG, zeros_ahead_bytes=8 * 1024))
 
 
-def test_a_file_that_is_full_is_followed_by_the_next_one() -> None:
+def test_lone_adds_continue_in_the_next_journal_file() -> None:
     async def story(storage: Storage, node: Node) -> None:
         node.disk.quick_odds = 1.0
         client = await be_alone(storage)
@@ -222,7 +222,7 @@ def test_a_file_that_is_full_is_followed_by_the_next_one() -> None:
     tell(story)
 
 
-def test_a_sync_that_fails_at_once_poisons_the_journal() -> None:
+def test_failed_immediate_sync_stops_the_journal() -> None:
     """B6."""
 
     async def story(storage: Storage, node: Node) -> None:
@@ -241,8 +241,8 @@ def test_a_sync_that_fails_at_once_poisons_the_journal() -> None:
     tell(story)
 
 
-def test_nobody_who_hears_of_it_keeps_a_poisoned_journal_from_ending() -> None:
-    """B6: not by a bug of the caller, either."""
+def test_failing_callback_does_not_keep_a_failed_journal_running() -> None:
+    """B6: this holds even if the caller has a bug."""
 
     async def story(storage: Storage, node: Node) -> None:
         node.disk.quick_odds = 1.0
@@ -258,8 +258,8 @@ def test_nobody_who_hears_of_it_keeps_a_poisoned_journal_from_ending() -> None:
     tell(story)
 
 
-def test_whoever_adds_when_he_hears_of_a_write_that_fails_hides_nothing() -> None:
-    """B6: the journal is awake by then, and poisoned all the same."""
+def test_add_within_a_failing_callback_does_not_hide_its_error() -> None:
+    """B6: the add wakes the journal, which must still stop with the callback's error."""
 
     async def story(storage: Storage, node: Node) -> None:
         node.disk.quick_odds = 1.0
@@ -276,12 +276,12 @@ def test_whoever_adds_when_he_hears_of_a_write_that_fails_hides_nothing() -> Non
     tell(story)
 
 
-def test_who_asks_for_durability_meanwhile_has_it() -> None:
+def test_force_makes_a_waiting_add_durable() -> None:
     async def story(storage: Storage, node: Node) -> None:
         node.disk.quick_odds = 1.0
         client = await be_alone(storage)
         await add(storage, (9, 0), is_recovery=True)
-        assert not client.add()  # Somebody else was there.
+        assert not client.add()  # Another client has added, so this writer is no longer alone.
         await storage.force()
         assert client.heard == [None] * ENOUGH
 

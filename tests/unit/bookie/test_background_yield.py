@@ -1,4 +1,4 @@
-"""Work in the background beside others on the loop, whose turns take the time that a test says."""
+"""Background work beside other tasks, whose loop turns take a time set by the test."""
 
 import asyncio
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ MS = 1_000_000
 
 @pytest.fixture(autouse=True)
 def sleeps_of_one_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The time is the test's: a timer of the machine's would give others all the turns they want."""
+    """Real timers would let the other tasks finish, so a sleep lasts one loop turn."""
 
     async def sleep(_: float) -> None:
         await as_ever(0)
@@ -24,7 +24,7 @@ def sleeps_of_one_turn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Others:
-    """They take as much of each turn of the loop, until they have had that many."""
+    """Other tasks: they use `turn_ns` of each loop turn, for `turns` turns."""
 
     def __init__(self, clock: StandingClock, turn_ns: int, turns: int) -> None:
         self.turns_left = turns
@@ -47,16 +47,16 @@ class Others:
             asyncio.get_running_loop().call_soon(self._work)
 
 
-async def test_it_goes_on_when_others_have_done_what_they_had_to() -> None:
+async def test_background_work_resumes_when_the_loop_is_idle() -> None:
     clock = StandingClock()
     background, others = Background(clock), Others(clock, MS, turns=300)
     with others.at_work():
-        clock.now_ns += MS  # A step.
+        clock.now_ns += MS  # A step of the background work.
         await background.give_way(4.0, patience=1_000_000.0)
         assert others.turns_left == 0
 
 
-async def test_it_goes_on_beside_others_who_never_have_done() -> None:
+async def test_background_work_resumes_on_a_loop_that_is_never_idle() -> None:
     clock = StandingClock()
     background, others = Background(clock), Others(clock, MS, turns=10**9)
     with others.at_work():
@@ -77,13 +77,13 @@ async def test_background_work_does_not_wait_on_an_idle_loop() -> None:
 async def test_background_work_waits_for_urgent_work() -> None:
     clock = StandingClock()
     background = Background(clock, is_preceded=lambda: clock.now_ns < 50 * MS)
-    with Others(clock, MS // 100, turns=10**9).at_work():  # Lulls, one after the other.
+    with Others(clock, MS // 100, turns=10**9).at_work():  # Each of these turns is a lull.
         clock.now_ns += MS
         await background.give_way(4.0, patience=1_000.0)
         assert clock.now_ns >= 50 * MS
 
 
-async def test_what_is_more_pressing_does_not_keep_it_for_ever() -> None:
+async def test_urgent_work_delays_background_work_at_most_the_patience() -> None:
     clock = StandingClock()
     background = Background(clock, is_preceded=lambda: True)
     with Others(clock, MS // 100, turns=10**9).at_work():

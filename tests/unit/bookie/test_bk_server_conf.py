@@ -1,4 +1,4 @@
-"""A `bk_server.conf` as operators of BookKeeper have it."""
+"""Translation of BookKeeper's `bk_server.conf`."""
 
 import random
 from pathlib import Path
@@ -27,8 +27,8 @@ def translated(text: str) -> dict[str, dict[str, object]]:
     return translate(parse_properties(text), address_of).tables
 
 
-def test_what_guarded_something_and_does_not_here_is_told_apart() -> None:
-    """Not what is switched off, nor what has a meaning here."""
+def test_ignored_security_keys_are_listed_separately() -> None:
+    """Keys that are switched off, or that have a meaning here, are not listed."""
     text = "bookieAuthProviderFactoryClass=org.example.Sasl\nzkEnableSecurity=false\nx=1\n"
     found = translate(parse_properties(text + "tlsClientAuthentication=true"), address_of)
     assert found.unguarded == ("bookieAuthProviderFactoryClass", "tlsClientAuthentication")
@@ -68,13 +68,13 @@ def test_lines_are_read_as_java_reads_them(text: str, found: dict[str, str]) -> 
     assert parse_properties(text) == found
 
 
-def test_a_key_is_found_in_the_line_that_counts() -> None:
+def test_line_of_a_key_is_its_last_occurrence() -> None:
     text = "# x\na=1\n\nb=1,\\\n  2\r\nc=3\na=2"
     assert lines_of_keys(text) == {"a": 7, "b": 4, "c": 6}
 
 
 def escape(text: str) -> str:
-    """As Java writes them."""
+    """Escapes a key or a value as Java does."""
     named = {"\t": "\\t", "\n": "\\n", "\r": "\\r", "\f": "\\f"}
     return "".join(
         named.get(c)
@@ -83,7 +83,7 @@ def escape(text: str) -> str:
     )
 
 
-def test_what_java_writes_is_read_back() -> None:
+def test_properties_written_by_java_are_read_back() -> None:
     chance = random.Random(1)
     alphabet = "ab=:#! \\\t\n\r\fé€,"
     for _ in range(2000):
@@ -99,7 +99,7 @@ def test_what_java_writes_is_read_back() -> None:
 
 # --- The keys ---------------------------------------------------------------------------------
 
-# The keys of the file that BookKeeper ships, with its defaults where it has them set.
+# Keys of the file that BookKeeper ships, with the defaults it sets.
 SHIPPED = """
 bookiePort=3181
 allowMultipleDirsUnderSameDiskPartition=true
@@ -174,7 +174,7 @@ storage.range.store.dirs=data/bookkeeper/ranges
 """
 
 
-def test_the_file_that_bookkeeper_ships() -> None:
+def test_file_shipped_with_bookkeeper_is_translated() -> None:
     found = translate(parse_properties(SHIPPED), address_of)
     assert found.tables == {
         "bookie": {
@@ -205,7 +205,7 @@ def test_the_file_that_bookkeeper_ships() -> None:
         found.ignored
     )
     assert "bookiePort" not in found.ignored
-    assert "extraServerComponents" not in found.ignored  # Empty: it says nothing.
+    assert "extraServerComponents" not in found.ignored  # An empty value changes nothing.
 
 
 @pytest.mark.parametrize(
@@ -236,7 +236,7 @@ def test_the_file_that_bookkeeper_ships() -> None:
         ),
     ],
 )
-def test_where_it_listens_and_what_it_tells(text: str, listen: str, advertised: str) -> None:
+def test_listen_and_advertised_addresses(text: str, listen: str, advertised: str) -> None:
     bookie = translated(text)["bookie"]
     assert (bookie["listen"], bookie["advertise"]) == (listen, advertised)
 
@@ -260,26 +260,26 @@ def test_where_it_listens_and_what_it_tells(text: str, listen: str, advertised: 
         ("ledgerManagerType=flat", None),
     ],
 )
-def test_where_the_metadata_lies(text: str, metadata: str | None) -> None:
+def test_metadata_url(text: str, metadata: str | None) -> None:
     """AR7."""
     assert translated(text)["bookie"].get("metadata") == metadata
 
 
-def test_a_type_of_ledger_managers_says_nothing_against_layout() -> None:
-    """BookKeeper does not look at it where there is a LAYOUT, and here LAYOUT or the URL says it."""
+def test_ledger_manager_type_sets_no_layout() -> None:
+    """BookKeeper ignores the type if there is a LAYOUT; here LAYOUT or the URL sets the layout."""
     found = translated("zkServers=a:1\nledgerManagerType=hierarchical")
     assert MetadataUrl.parse(str(found["bookie"]["metadata"])).layout is None
 
 
 @pytest.mark.parametrize("name", ["org.example.Manager", LONG.replace(".Long", ".Legacy")])
-def test_a_class_that_no_metadata_url_names_is_refused(name: str) -> None:
+def test_unknown_ledger_manager_class_is_refused(name: str) -> None:
     with raises_message(BadConfig) as refused:
         translated(f"zkServers=a:1\nledgerManagerFactoryClass={name}")
     assert refused.value.settings == ("ledgerManagerFactoryClass",)
     assert refused.value.next_step
 
 
-def test_directories() -> None:
+def test_journal_and_ledger_directories() -> None:
     found = translated("journalDirectory=/j\nledgerDirectories=/a, /b,\\\n  /c")["storage"]
     assert found == {"journal_dir": "/j", "ledger_dirs": ["/a", "/b", "/c"]}
     assert translated("journalDirectory=/j\njournalDirectories=/k")["storage"] == {
@@ -291,7 +291,8 @@ def test_directories() -> None:
 
 def test_http_and_tls() -> None:
     bookie = translated("httpServerEnabled=true")["bookie"]
-    assert bookie["http"] == "127.0.0.1:8080"  # Not 0.0.0.0, as there: it authenticates nobody.
+    # BookKeeper listens on 0.0.0.0, but this port has no authentication.
+    assert bookie["http"] == "127.0.0.1:8080"
     bookie = translated("httpServerEnabled=true\nhttpServerHost=10.0.0.5\nhttpServerPort=1")[
         "bookie"
     ]
@@ -305,7 +306,7 @@ def test_http_and_tls() -> None:
     assert "tls_key" not in translated("tlsKeyStore=/k\ntlsKeyStoreType=PEM")["bookie"]
 
 
-def test_a_full_disk_is_one_that_says_so() -> None:
+def test_disk_usage_thresholds_are_kept_consistent() -> None:
     assert translated("diskUsageThreshold=0.999")["space"] == {
         "disk_usage_threshold": 0.999,
         "disk_usage_warn_threshold": 0.90,
@@ -319,13 +320,13 @@ def test_a_full_disk_is_one_that_says_so() -> None:
     "text",
     ["bookiePort=x", "zkTimeout=1.5s", "diskUsageThreshold=much", "forceReadOnlyBookie=perhaps"],
 )
-def test_a_value_that_makes_no_sense_is_refused(text: str) -> None:
+def test_invalid_value_is_refused(text: str) -> None:
     with pytest.raises(BadConfig, match=text.partition("=")[0]):
         translated(text)
 
 
-def test_of_each_setting_it_is_known_which_keys_have_a_say() -> None:
-    """What they translate to without a key and with it differs in the settings that name the key."""
+def test_every_setting_lists_the_keys_it_depends_on() -> None:
+    """Leaving out a key changes only settings that list this key."""
     whole = {
         **parse_properties(SHIPPED),
         **dict.fromkeys(("journalDirectories", "ledgerDirectories"), "/else"),
@@ -369,7 +370,7 @@ def test_of_each_setting_it_is_known_which_keys_have_a_say() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_no_file_makes_it_fail_otherwise(
+def test_any_file_is_read_or_raises_bad_config(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bookie_settings, "address_of_this_host", address_of)
@@ -389,7 +390,7 @@ def test_no_file_makes_it_fail_otherwise(
             pass
 
 
-def test_a_flag_that_moves_its_port_moves_what_it_tells() -> None:
+def test_listen_flag_also_changes_the_advertised_port() -> None:
     found = translated("bookiePort=7\nadvertisedAddress=h")["bookie"]
     config = BookieConfig("zk://z/l", listen="127.0.0.1:9", advertise=str(found["advertise"]))
     _, advertised, bookie_id = addresses_of(config)

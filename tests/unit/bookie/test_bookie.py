@@ -1,4 +1,4 @@
-"""A whole bookie in the simulator: seen when it serves, gone when it does not, one of its name."""
+"""A whole bookie in the simulator: its registration, its sessions, and its end."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -45,7 +45,7 @@ ROOT = "/ledgers"
 ID = BookieId("bk-1")
 WRITABLE, READ_ONLY = f"{ROOT}/available/{ID}", f"{ROOT}/available/readonly/{ID}"
 SESSION_S = 4.0
-PATIENCE_S = 60.0  # Of virtual time.
+PATIENCE_S = 60.0  # Seconds of virtual time.
 SETTINGS = Settings(
     BookieConfig(
         metadata="memory:",
@@ -58,14 +58,14 @@ SETTINGS = Settings(
 
 
 class Town:
-    """A cluster, a machine for a bookie, and somebody who watches."""
+    """A cluster, a machine for a bookie, and an observer of the metadata."""
 
     def __init__(self, seed: int = 1) -> None:
         self.world = World(seed)
         self.node = self.world.node("b1")
         self.settings = SETTINGS
         self.tls: Transport | None = None
-        self.serving: dict[str, Bookie] = {}  # By host.
+        self.serving: dict[str, Bookie] = {}  # The key is the host.
         self.ends: dict[str, BaseException | None] = {}
         self.eyes: MetadataStore
 
@@ -94,13 +94,13 @@ class Town:
         self.world.run(scenario())
 
     async def start(self) -> Process:
-        """It serves, and others see it."""
+        """Starts the bookie and waits until it is registered."""
         process = self.node.start(self.serve)
         await self.until_seen()
         return process
 
     async def until(self, holds: Callable[[], Awaitable[bool]]) -> float:
-        """The moment it does."""
+        """Waits until `holds` returns true; returns the time."""
         watch = await self.eyes.watch(TOP, recursive=True)
         try:
             async with asyncio.timeout(PATIENCE_S):
@@ -138,7 +138,7 @@ class Town:
         return False
 
 
-def test_it_is_seen_once_its_port_answers_and_not_before() -> None:
+def test_bookie_registers_only_after_its_port_answers() -> None:
     """B9."""
 
     async def story(town: Town) -> None:
@@ -171,7 +171,7 @@ def _itself(client: BookieClient) -> BookieClient:
 
 
 def test_bookie_answers_with_its_identity() -> None:
-    """Its address may have belonged to another bookie."""
+    """A client checks it, since the address may have belonged to another bookie."""
 
     async def story(town: Town) -> None:
         await town.start()
@@ -188,8 +188,8 @@ def test_bookie_answers_with_its_identity() -> None:
     Town().tell(story)
 
 
-def test_told_to_end_it_is_out_of_sight_at_once() -> None:
-    """B9: before its port is closed, and its clients have got their last answers."""
+def test_stopping_bookie_unregisters_at_once() -> None:
+    """B9: it does so before it closes its port and answers its last requests."""
 
     async def story(town: Town) -> None:
         process = await town.start()
@@ -207,8 +207,8 @@ def test_told_to_end_it_is_out_of_sight_at_once() -> None:
     Town().tell(story)
 
 
-def test_told_to_end_it_waits_for_nobody_for_long() -> None:
-    """Neither for a metadata store that does not answer nor for clients that wait for news."""
+def test_stop_does_not_wait_for_metadata_or_long_polls() -> None:
+    """The metadata store does not respond, and a client waits in a long poll."""
 
     async def story(town: Town) -> None:
         process = await town.start()
@@ -234,8 +234,8 @@ def test_told_to_end_it_waits_for_nobody_for_long() -> None:
         Town(seed).tell(story)
 
 
-def test_after_a_kill_it_is_back_at_once() -> None:
-    """It holds the lock that the dead process held: RG2 without the wait."""
+def test_killed_bookie_registers_again_at_once() -> None:
+    """RG2: it takes over the lock of the dead process, so it need not wait."""
 
     async def story(town: Town) -> None:
         await town.start()
@@ -251,8 +251,8 @@ def test_after_a_kill_it_is_back_at_once() -> None:
         Town(seed).tell(story)
 
 
-def test_after_a_power_cut_it_waits_for_its_earlier_session() -> None:
-    """RG2: nobody can say of a lock before the boot who holds it now, elsewhere."""
+def test_bookie_waits_for_its_old_session_after_a_power_cut() -> None:
+    """RG2: after a boot nothing shows whether another machine took over the lock."""
 
     async def story(town: Town) -> None:
         await town.start()
@@ -265,15 +265,15 @@ def test_after_a_power_cut_it_waits_for_its_earlier_session() -> None:
 
         back = await town.until(is_back)
         assert SESSION_S / 2 < back - cut < SESSION_S + 5
-        await asyncio.sleep(1)  # It learns of it a moment later than we do.
+        await asyncio.sleep(1)  # The bookie learns of its registration later than the observer.
         assert town.serving["b1"].state is BookieState.SERVING
 
     for seed in range(5):
         Town(seed).tell(story)
 
 
-def test_a_copy_of_its_directories_is_refused_while_it_lives() -> None:
-    """RG2: the copy has the identity, and another lock."""
+def test_copied_directories_are_refused_while_bookie_runs() -> None:
+    """RG2: the copy has the same identity, but another lock."""
 
     async def story(town: Town) -> None:
         await town.start()
@@ -290,10 +290,10 @@ def test_a_copy_of_its_directories_is_refused_while_it_lives() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_lost_session_is_followed_by_another(seed: int) -> None:
+def test_bookie_opens_a_new_session_after_expiry(seed: int) -> None:
     async def story(town: Town) -> None:
         await town.start()
-        await asyncio.sleep(1)  # It learns of it a moment later than we do.
+        await asyncio.sleep(1)  # The bookie learns of its registration later than the observer.
         for lost in range(1, 4):
             before = await town.owner()
             town.world.metadata.expire(town.node)
@@ -310,7 +310,7 @@ def test_a_lost_session_is_followed_by_another(seed: int) -> None:
 
 
 @pytest.mark.parametrize("pause_s", [SESSION_S / 4, SESSION_S * 5])
-def test_after_a_pause_it_is_registered(pause_s: float) -> None:
+def test_bookie_is_registered_after_a_pause(pause_s: float) -> None:
     async def story(town: Town) -> None:
         await town.start()
         town.node.pause()
@@ -326,8 +326,8 @@ def test_after_a_pause_it_is_registered(pause_s: float) -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_pause_while_it_waits_for_its_earlier_session_does_no_harm(seed: int) -> None:
-    """The patience may run out while nothing can be heard; what counts is how it is then."""
+def test_pause_while_waiting_for_the_old_session_is_harmless(seed: int) -> None:
+    """The wait may time out during the pause; the state after the pause counts."""
 
     async def story(town: Town) -> None:
         await town.start()
@@ -343,7 +343,7 @@ def test_a_pause_while_it_waits_for_its_earlier_session_does_no_harm(seed: int) 
     Town(seed).tell(story)
 
 
-def test_a_registration_that_somebody_removed_comes_back() -> None:
+def test_removed_registration_is_restored() -> None:
     async def story(town: Town) -> None:
         await town.start()
         await town.eyes.delete(WRITABLE)
@@ -352,8 +352,8 @@ def test_a_registration_that_somebody_removed_comes_back() -> None:
     Town().tell(story)
 
 
-def test_it_ends_when_another_process_has_its_name() -> None:
-    """RG2: while it was cut off somebody else registered under it, and stays."""
+def test_bookie_ends_when_another_process_holds_its_id() -> None:
+    """RG2: another process registered its id while it was cut off, and keeps it."""
 
     async def story(town: Town) -> None:
         process = await town.start()
@@ -371,8 +371,8 @@ def test_it_ends_when_another_process_has_its_name() -> None:
     Town().tell(story)
 
 
-def test_it_goes_read_only_and_back() -> None:
-    """RG1: by an operator's word; in between it is seen in one place at least."""
+def test_bookie_switches_to_read_only_and_back() -> None:
+    """RG1: an operator switches it; meanwhile it is always registered in at least one place."""
 
     async def story(town: Town) -> None:
         await town.start()
@@ -403,7 +403,7 @@ def test_it_goes_read_only_and_back() -> None:
     Town().tell(story)
 
 
-def test_one_that_is_started_read_only_is_never_seen_writable() -> None:
+def test_bookie_started_read_only_registers_read_only() -> None:
     async def story(town: Town) -> None:
         town.settings = replace(SETTINGS, bookie=replace(SETTINGS.bookie, read_only=True))
         town.node.start(town.serve)
@@ -415,8 +415,8 @@ def test_one_that_is_started_read_only_is_never_seen_writable() -> None:
     Town().tell(story)
 
 
-def test_on_a_full_disk_it_promises_nothing_until_its_start_is_counted() -> None:
-    """B8: else a snapshot of its directories would pass for what promised it, and say ABSENT."""
+def test_uncounted_start_on_a_full_disk_refuses_all_promises() -> None:
+    """B8: otherwise a snapshot of its directories could serve, and report entries as ABSENT."""
 
     async def story(town: Town) -> None:
         town.settings = replace(SETTINGS, space=SpaceConfig(reserve_bytes=0))
@@ -449,7 +449,7 @@ def test_on_a_full_disk_it_promises_nothing_until_its_start_is_counted() -> None
     Town().tell(story)
 
 
-def test_its_start_is_counted_though_the_metadata_store_was_away() -> None:
+def test_start_is_counted_after_a_metadata_outage() -> None:
     async def story(town: Town) -> None:
         town.settings = replace(SETTINGS, space=SpaceConfig(reserve_bytes=0))
         disk = town.node.disk
@@ -467,7 +467,7 @@ def test_its_start_is_counted_though_the_metadata_store_was_away() -> None:
     Town().tell(story)
 
 
-def test_who_cannot_count_its_start_since_a_copy_was_first_ends() -> None:
+def test_bookie_ends_if_a_copy_has_started_first() -> None:
     """B8."""
 
     async def story(town: Town) -> None:
@@ -495,12 +495,12 @@ def test_who_cannot_count_its_start_since_a_copy_was_first_ends() -> None:
     Town().tell(story)
 
 
-def test_a_failed_journal_ends_it() -> None:
+def test_failed_journal_ends_the_bookie() -> None:
     """B6."""
 
     async def story(town: Town) -> None:
         process = await town.start()
-        await asyncio.sleep(1)  # It learns of it a moment later than we do.
+        await asyncio.sleep(1)  # The bookie learns of its registration later than the observer.
         town.node.disk.sync_error_odds = 1.0
         with suppress(RollbookError):
             await add_entries(town.serving["b1"].storage, 1, [0])
@@ -512,8 +512,8 @@ def test_a_failed_journal_ends_it() -> None:
     Town().tell(story)
 
 
-def test_a_failed_journal_ends_it_before_it_is_registered() -> None:
-    """B6: it serves already, and its registration may take long."""
+def test_failed_journal_ends_a_bookie_before_registration() -> None:
+    """B6: it serves before its registration, which may take long."""
 
     async def story(town: Town) -> None:
         await town.start()
@@ -534,8 +534,8 @@ def test_a_failed_journal_ends_it_before_it_is_registered() -> None:
     Town().tell(story)
 
 
-def test_work_in_the_background_that_fails_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else it would go on, and never be seen to become read-only, for instance."""
+def test_failed_background_task_ends_the_bookie(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise it would go on, and never register as read-only, for instance."""
     reason = RuntimeError("unforeseen")
 
     async def fail(_bookie: Bookie) -> None:
@@ -551,7 +551,7 @@ def test_work_in_the_background_that_fails_ends_it(monkeypatch: pytest.MonkeyPat
     Town().tell(story)
 
 
-def test_without_a_cluster_it_does_not_start() -> None:
+def test_bookie_does_not_start_without_a_cluster() -> None:
     async def story(town: Town) -> None:
         config = replace(SETTINGS.bookie, metadata="zk://h/elsewhere")
         town.settings = replace(SETTINGS, bookie=config)
@@ -562,7 +562,7 @@ def test_without_a_cluster_it_does_not_start() -> None:
     Town().tell(story)
 
 
-def test_what_removes_a_node_of_nobody_under_its_name_can_be_typed() -> None:
+def test_refusal_by_a_stale_node_shows_the_command_to_delete_it() -> None:
     async def story(town: Town) -> None:
         config = replace(SETTINGS.bookie, metadata=f"zk://zk1{ROOT}")
         town.settings = replace(SETTINGS, bookie=config)
@@ -575,7 +575,7 @@ def test_what_removes_a_node_of_nobody_under_its_name_can_be_typed() -> None:
 
 
 def test_missing_layout_is_written_and_a_missing_cluster_id_is_accepted() -> None:
-    """As old clusters are, and foreign ones."""
+    """Old clusters, and clusters created by other software, lack these nodes."""
 
     async def story(town: Town) -> None:
         for name in ("LAYOUT", "INSTANCEID", "cookies", "available/readonly"):
@@ -591,7 +591,7 @@ def test_missing_layout_is_written_and_a_missing_cluster_id_is_accepted() -> Non
     Town().tell(story)
 
 
-def test_the_layout_that_is_written_down_is_the_one_that_the_url_names() -> None:
+def test_layout_written_is_the_one_in_the_metadata_url() -> None:
     async def story(town: Town) -> None:
         await town.eyes.delete(f"{ROOT}/LAYOUT")
         config = replace(SETTINGS.bookie, metadata=f"zk+longhierarchical://zk1{ROOT}")
@@ -621,13 +621,15 @@ def test_the_layout_that_is_written_down_is_the_one_that_the_url_names() -> None
         ({"listen": "h:0", "bookie_id": "X"}, ("h:0", "h:0", "X")),
     ],
 )
-def test_where_it_is_and_who(config: dict[str, str], found: tuple[str, str, str]) -> None:
-    """AR41: by host and port, unless it is given a name."""
-    places = addresses_of(BookieConfig("memory:", **config))  # type: ignore[arg-type]  # All strings.
+def test_addresses_and_bookie_id_from_config(
+    config: dict[str, str], found: tuple[str, str, str]
+) -> None:
+    """AR41: the id is host and port, unless an id is configured."""
+    places = addresses_of(BookieConfig("memory:", **config))  # type: ignore[arg-type]  # All values are strings.
     assert tuple(map(str, places)) == found
 
 
-def test_behind_tls_it_is_found_where_it_says() -> None:
+def test_tls_address_is_registered() -> None:
     assert tls_address_of(BookieConfig("memory:")) is None
     with raises_message(BadConfig):
         tls_address_of(BookieConfig("memory:", tls_listen="0.0.0.0:1", tls_certificate="c"))
@@ -635,7 +637,7 @@ def test_behind_tls_it_is_found_where_it_says() -> None:
     async def story(town: Town) -> None:
         config = replace(SETTINGS.bookie, tls_listen="b1:3182", tls_certificate="c")
         town.settings = replace(SETTINGS, bookie=config)
-        town.tls = town.node.transport  # Any: what is behind it is the transport's affair.
+        town.tls = town.node.transport  # Any transport will do: this test makes no TLS connection.
         await town.start()
         node = await town.eyes.get(WRITABLE)
         assert node
@@ -645,8 +647,8 @@ def test_behind_tls_it_is_found_where_it_says() -> None:
 
 
 @pytest.mark.parametrize("tls_listen", ["b1:3182", "b1:3181"])
-def test_no_bookie_is_made_that_cannot_listen_behind_tls(tls_listen: str) -> None:
-    """Another process has the port, or it has it itself: its id would be there for nothing."""
+def test_bookie_is_not_created_if_its_tls_port_is_taken(tls_listen: str) -> None:
+    """Another process has the port, or the bookie itself. It must not leave an unused id behind."""
 
     async def story(town: Town) -> None:
         await town.node.transport.listen(asyncio.Protocol, Address("b1", 3182))
@@ -661,8 +663,8 @@ def test_no_bookie_is_made_that_cannot_listen_behind_tls(tls_listen: str) -> Non
     Town().tell(story)
 
 
-def test_who_comes_while_it_tries_its_port_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The client would wait for a response that never comes."""
+def test_connection_during_the_port_check_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the client would wait for a response that never comes."""
 
     class Caller(asyncio.Protocol):
         def __init__(self) -> None:
@@ -681,7 +683,7 @@ def test_who_comes_while_it_tries_its_port_is_hung_up_on(monkeypatch: pytest.Mon
                 callers.append(Caller())
                 connect = town.world.node("eyes").transport.connect
                 await connect(lambda: callers[0], address, PATIENCE_S)
-                await asyncio.sleep(1)  # Until it is accepted.
+                await asyncio.sleep(1)  # Waits until the connection is accepted.
             return listener
 
         monkeypatch.setattr(town.node.transport, "listen", listen_until_called)
@@ -693,13 +695,13 @@ def test_who_comes_while_it_tries_its_port_is_hung_up_on(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("config", [{"listen": "0.0.0.0:1"}, {"listen": "h:0"}, {"listen": "h:x"}])
-def test_what_nobody_can_connect_to_or_know_again_is_refused(config: dict[str, str]) -> None:
+def test_unusable_listen_address_is_refused(config: dict[str, str]) -> None:
     with pytest.raises(BadConfig):
-        addresses_of(BookieConfig("memory:", **config))  # type: ignore[arg-type]  # All strings.
+        addresses_of(BookieConfig("memory:", **config))  # type: ignore[arg-type]  # All values are strings.
 
 
-def test_under_an_older_metadata_store_it_does_not_go_on() -> None:
-    """B14: a store may be put back while a bookie runs, which loses its session by that."""
+def test_bookie_ends_under_an_older_metadata_store() -> None:
+    """B14: a metadata store may be restored while a bookie runs; its session then expires."""
 
     async def story(town: Town) -> None:
         process = await town.start()

@@ -1,4 +1,4 @@
-"""What the two copies of the catalog are worth when they differ, are old, or are gone."""
+"""The two copies of the catalog when they differ, are old, or are damaged."""
 
 import asyncio
 import logging
@@ -38,7 +38,7 @@ async def opened(node: Node, *, accepts_loss: bool = False) -> Storage:
 
 
 async def filled(node: Node, ledger_id: int) -> Storage:
-    """With an entry log for each of some journal files."""
+    """Opens the storage and adds entries until there are two entry logs."""
     storage = await opened(node)
     for start in range(0, 200, 20):
         await add_entries(storage, ledger_id, range(start, start + 20), bytes(300))
@@ -70,7 +70,7 @@ Story = Callable[[Node], Awaitable[None]]
 
 
 def tell(story: Story) -> None:
-    """On a machine with an empty store."""
+    """Runs the story on a machine with an empty store."""
     world = World(1)
 
     async def main(node: Node) -> None:
@@ -83,8 +83,8 @@ def tell(story: Story) -> None:
     world.run(scenario())
 
 
-def test_a_kill_between_the_copies_of_a_change_is_mended_on_a_full_disk() -> None:
-    """B5: the change counts, and takes no space that is not there."""
+def test_copies_differing_after_a_kill_are_repaired_on_a_full_disk() -> None:
+    """B5: the change counts, and its repair needs no free space."""
 
     async def story(node: Node) -> None:
         storage = await opened(node)
@@ -108,13 +108,13 @@ def test_a_kill_between_the_copies_of_a_change_is_mended_on_a_full_disk() -> Non
         assert one
         assert other
         sizes = {len(contents.rstrip(b"\0")) for contents in (one, other)}
-        assert len(sizes) == 1  # Ids differ, records do not.
+        assert len(sizes) == 1  # The copies differ in their ids, not in their records.
 
     tell(story)
 
 
-def test_a_store_whose_catalogs_are_older_than_its_logs_loses_none_of_them() -> None:
-    """B1: they were restored from a copy; what they do not know of is not rubbish."""
+def test_stale_catalogs_are_refused_and_no_log_is_deleted() -> None:
+    """B1: they were restored from a backup, so logs unknown to them are not garbage."""
 
     async def story(node: Node) -> None:
         storage = await opened(node)
@@ -141,8 +141,8 @@ def test_a_store_whose_catalogs_are_older_than_its_logs_loses_none_of_them() -> 
     tell(story)
 
 
-def test_a_store_without_a_sound_catalog_is_damaged_and_not_none() -> None:
-    """B1: nobody takes it for new."""
+def test_store_without_a_sound_catalog_is_refused_as_damaged() -> None:
+    """B1: it must not be taken for a new store."""
 
     async def story(node: Node) -> None:
         storage = await filled(node, 7)

@@ -1,4 +1,4 @@
-"""A new generation of the catalog is written while changes go on."""
+"""A new generation of the catalog is written while changes are committed."""
 
 import asyncio
 import errno
@@ -57,7 +57,7 @@ def generations(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.rglob("catalog-*"))
 
 
-def test_commits_do_not_wait_for_a_new_generation_and_are_in_it(
+def test_commits_during_a_new_generation_do_not_wait_and_are_kept(
     disk: SystemDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """B5."""
@@ -71,7 +71,8 @@ def test_commits_do_not_wait_for_a_new_generation_and_are_in_it(
         beside = 0
         while not files._writing.done():
             beside += 1
-            monkeypatch.setattr(catalog_module, "_ANEW_BYTES", 10**9)  # One is enough.
+            # No further generation is wanted.
+            monkeypatch.setattr(catalog_module, "_ANEW_BYTES", 10**9)
             await files.commit(pack(range(beside, LEDGERS, 7), beside))
         assert beside >= 3
         assert generations(tmp_path) == ["catalog-0000000002.a", "catalog-0000000002.b"]
@@ -84,7 +85,7 @@ def test_commits_do_not_wait_for_a_new_generation_and_are_in_it(
 
 
 @pytest.mark.parametrize("number", [1, 4, 9])
-def test_a_generation_that_finds_no_room_is_given_up(
+def test_generation_is_abandoned_when_the_disk_is_full(
     disk: SystemDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     append, calls = _Generation.append_unsynced, 0
@@ -115,7 +116,7 @@ def test_a_generation_that_finds_no_room_is_given_up(
     asyncio.run(story())
 
 
-def test_a_close_in_the_middle_leaves_the_one_that_counts(
+def test_close_during_a_new_generation_keeps_the_current_one(
     disk: SystemDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def story() -> None:

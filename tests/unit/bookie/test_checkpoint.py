@@ -1,4 +1,4 @@
-"""Checkpoints that rewrite what rots under their hands."""
+"""Checkpoints of journal files in which data rots."""
 
 import asyncio
 import itertools
@@ -13,8 +13,8 @@ from tests.unit.bookie.test_storage import add, entry, open_storage, settle, tel
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_rot_in_a_filled_journal_file_costs_the_entry_that_it_met(seed: int) -> None:
-    """B1: the others of its record prove themselves, and go to the entry log with the rest."""
+def test_rot_in_a_filled_journal_file_loses_at_most_one_entry(seed: int) -> None:
+    """B1: the other entries of the record have valid CRCs and are written to the entry log."""
 
     async def story(storage: Storage, node: Node) -> None:
         may_checkpoint = asyncio.Event()
@@ -24,7 +24,7 @@ def test_rot_in_a_filled_journal_file_costs_the_entry_that_it_met(seed: int) -> 
             await may_checkpoint.wait()
             return await checkpoint()
 
-        storage.checkpoint = late_checkpoint  # type: ignore[method-assign]  # Rot comes first.
+        storage.checkpoint = late_checkpoint  # type: ignore[method-assign]  # The checkpoint must come after the rot.
         entry_ids = itertools.count()
         while not storage._filled:
             entry_id = next(entry_ids)

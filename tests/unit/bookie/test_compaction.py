@@ -1,4 +1,4 @@
-"""Compaction in the simulator: stories, damage, crashes, and a model over all of it."""
+"""Compaction in the simulator: scenarios, damage, and comparison with a model."""
 
 import asyncio
 import random
@@ -58,7 +58,7 @@ def compactor_of(
 
 
 async def delete(storage: Storage, *ledger_ids: int) -> None:
-    """As garbage collection does it."""
+    """Deletes ledgers as garbage collection does."""
     await storage.delete(*ledger_ids)
     await storage.save_facts(ledger_ids)
 
@@ -78,10 +78,10 @@ async def entry_ids(storage: Storage, ledger_id: int) -> list[int]:
 @pytest.mark.parametrize(
     ("ledgers", "size", "entries"), [(range(40), 300, 40), (range(20), 5000, 8)]
 )
-def test_space_comes_back_and_what_is_left_is_read_as_before(
+def test_compaction_frees_space_and_keeps_live_entries(
     ledgers: range, size: int, entries: int
 ) -> None:
-    """B1, B12: of sorted logs and of adopted journals alike, in several directories."""
+    """B1, B12: for sorted logs and adopted journals, in several directories."""
 
     async def story(storage: Storage, node: Node) -> None:
         for entry_id in range(entries):
@@ -91,7 +91,7 @@ def test_space_comes_back_and_what_is_left_is_read_as_before(
                     *((each, entry_id) for each in ledgers[start : start + 10]),
                     payload=bytes(size),
                 )
-        await storage.close()  # So that the last file becomes a log, too.
+        await storage.close()  # Closing makes a log of the last journal file too.
         storage = await open_storage(node, TWO_DIRS)
         storage.start()
         await settle(storage)
@@ -130,7 +130,7 @@ def test_a_full_log_is_not_rewritten_again() -> None:
         await fill(storage, range(20), entries=30, size=300)
         await settle(storage)
         compactor = compactor_of(storage, node)
-        await compactor.compact(major=True)  # What adopted journals wasted.
+        await compactor.compact(major=True)  # This frees the overhead of adopted journals.
         logs = list(storage.catalog.logs)
         rewritten = compactor.state.logs_rewritten
         await compactor.compact(major=True)
@@ -140,7 +140,7 @@ def test_a_full_log_is_not_rewritten_again() -> None:
     tell(story)
 
 
-def test_a_younger_repeat_is_still_the_one_that_is_read() -> None:
+def test_newest_repeat_is_read_after_compaction() -> None:
     """B12."""
 
     async def story(storage: Storage, node: Node) -> None:
@@ -151,7 +151,7 @@ def test_a_younger_repeat_is_still_the_one_that_is_read() -> None:
         await delete(storage, *range(100, 104))
         compactor = compactor_of(storage, node)
         await compactor.compact(major=True)
-        await fill(storage, range(200, 201), entries=80, size=1000)  # The rest becomes a log, too.
+        await fill(storage, range(200, 201), entries=80, size=1000)  # The rest becomes a log too.
         await settle(storage)
         await compactor.compact(major=True)
         for entry_id in range(10):
@@ -160,8 +160,8 @@ def test_a_younger_repeat_is_still_the_one_that_is_read() -> None:
     tell(story)
 
 
-def test_readers_read_on_while_logs_are_replaced() -> None:
-    """B1: not one of them gets UNKNOWN or ABSENT meanwhile."""
+def test_reads_succeed_while_logs_are_replaced() -> None:
+    """B1: no read returns UNKNOWN or ABSENT during compaction."""
 
     async def story(storage: Storage, node: Node) -> None:
         await fill(storage, range(30), entries=40, size=300)
@@ -194,8 +194,8 @@ def test_readers_read_on_while_logs_are_replaced() -> None:
     tell(story, seed=5)
 
 
-def test_a_ledger_deleted_while_it_is_copied_is_gone() -> None:
-    """B4: the new log has its entries, and nobody wants them."""
+def test_ledger_deleted_during_compaction_stays_deleted() -> None:
+    """B4: the new log contains its entries, but no ledger refers to them."""
 
     async def story(storage: Storage, node: Node) -> None:
         await fill(storage, range(10), entries=60, size=300)
@@ -214,7 +214,7 @@ def test_a_ledger_deleted_while_it_is_copied_is_gone() -> None:
     tell(story)
 
 
-def test_suspended_it_ends_within_a_step_and_leaves_nothing_behind() -> None:
+def test_suspended_compaction_stops_and_leaves_no_files() -> None:
     async def story(storage: Storage, node: Node) -> None:
         await fill(storage, range(10), entries=200, size=300)
         await settle(storage)
@@ -242,7 +242,7 @@ def test_suspended_it_ends_within_a_step_and_leaves_nothing_behind() -> None:
     tell(story)
 
 
-def test_it_copies_no_faster_than_it_may() -> None:
+def test_compaction_stays_below_its_rate_limit() -> None:
     async def story(storage: Storage, node: Node) -> None:
         await fill(storage, range(10), entries=100, size=1000)
         await settle(storage)
@@ -257,10 +257,10 @@ def test_it_copies_no_faster_than_it_may() -> None:
     tell(story)
 
 
-def test_others_have_a_turn_for_each_log_that_is_thought_of(
+def test_picking_logs_yields_for_each_candidate(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What it costs to think of one grows with the number of all."""
+    """The cost of considering one log grows with the number of all logs."""
     turns = 0
 
     async def give_way(_: Compactor) -> None:
@@ -284,13 +284,13 @@ def test_others_have_a_turn_for_each_log_that_is_thought_of(
 @pytest.mark.parametrize(
     ("checkpoint_ends_ms", "is_short", "rests_ms"),
     [
-        (0, False, (20, 25)),  # None waits: four times as long as the step took.
-        (60, False, (60, 135)),  # Until it has ended, which takes some time more,
-        (1000, False, (140, 145)),  # or the patience, six times that long again,
-        (1000, True, (10, 11)),  # of which there is none while everybody waits for space.
+        (0, False, (20, 25)),  # No file waits: rests four times as long as the step took.
+        (60, False, (60, 135)),  # Rests until the checkpoint has ended, which takes longer.
+        (1000, False, (140, 145)),  # Rests until its patience ends, six times as long again.
+        (1000, True, (10, 11)),  # Has no such patience if adds wait for space.
     ],
 )
-def test_checkpoints_go_first_while_a_filled_file_waits(
+def test_compaction_waits_for_checkpoints_of_filled_files(
     checkpoint_ends_ms: int,
     is_short: bool,
     rests_ms: tuple[int, int],
@@ -307,7 +307,7 @@ def test_checkpoints_go_first_while_a_filled_file_waits(
             may_end.set()
             await settle(storage)
         asyncio.get_running_loop().call_later((5 + checkpoint_ends_ms) / 1000, may_end.set)
-        await asyncio.sleep(0.005)  # A step.
+        await asyncio.sleep(0.005)  # A step of the compaction.
         paused_ns = node.clock.monotonic_ns()
         await compactor._give_way()
         assert rests_ms[0] <= (node.clock.monotonic_ns() - paused_ns) / 1e6 <= rests_ms[1]
@@ -320,13 +320,13 @@ def test_checkpoints_go_first_while_a_filled_file_waits(
 
 
 @pytest.mark.parametrize("emptiest", [100, 102])
-def test_a_repeat_is_not_hidden_by_a_log_that_comes_to_look_younger(emptiest: int) -> None:
-    """B12: the log that makes the new one young holds nothing of the ledger."""
+def test_repeat_is_not_hidden_by_a_merged_log(emptiest: int) -> None:
+    """B12: the log that makes the merged one young has nothing of the ledger."""
 
     async def story(storage: Storage, node: Node) -> None:
         for ledger_id, own in ((100, (7, b"old")), (101, (7, b"new")), (102, (8, b"other"))):
             await add(storage, (own[0], 0), payload=own[1])
-            if ledger_id != emptiest:  # Whose turn comes first, as that of the emptiest.
+            if ledger_id != emptiest:  # The emptiest log is compacted first.
                 await add(storage, (9, ledger_id), payload=bytes(5000))
             await fill_file(storage, ledger_id)
             await settle(storage)
@@ -343,17 +343,17 @@ def test_a_repeat_is_not_hidden_by_a_log_that_comes_to_look_younger(emptiest: in
     tell(story)
 
 
-def test_a_log_that_is_read_before_it_is_taken_up_is_open_once(
+def test_new_log_read_during_its_commit_is_open_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Else its space is not free when it goes."""
+    """A second open file would keep its space in use after its deletion."""
 
     async def story(storage: Storage, node: Node) -> None:
         async def commit(files: CatalogFiles, parts: Sequence[bytes]) -> None:
             await as_ever(files, parts)
             assert await storage.read(7, 0) == entry(
                 7, 0
-            )  # While the catalog is rewritten, for example.
+            )  # A read while the catalog is rewritten, for example.
 
         await add(storage, (7, 0))
         await fill(storage, range(100, 101), entries=80, size=1000)
@@ -371,8 +371,8 @@ def test_a_log_that_is_read_before_it_is_taken_up_is_open_once(
     tell(story)
 
 
-def test_the_last_add_confirmed_does_not_go_back() -> None:
-    """B12: also if the entry that named it is in the older of two logs."""
+def test_lac_does_not_fall_after_compaction() -> None:
+    """B12: this holds even if the entry with that LAC is in the older of two logs."""
 
     async def story(storage: Storage, node: Node) -> None:
         for lac, ledger_id in ((5, 100), (2, 101)):
@@ -399,8 +399,8 @@ def test_the_last_add_confirmed_does_not_go_back() -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_rot_in_what_is_copied_is_unknown_and_nothing_else_is(seed: int) -> None:
-    """B1, B12: whatever byte of a log is damaged, in doubt is at most what one record held."""
+def test_rot_in_a_copied_log_makes_at_most_one_record_unknown(seed: int) -> None:
+    """B1, B12: for damage in any byte, at most the entries of one record are in doubt."""
 
     async def story(storage: Storage, node: Node) -> None:
         chance = random.Random(seed)
@@ -436,8 +436,8 @@ def test_rot_in_what_is_copied_is_unknown_and_nothing_else_is(seed: int) -> None
     tell(story, seed=seed)
 
 
-def test_a_disk_that_does_not_read_proves_no_loss() -> None:
-    """B1: the log stays where it is, for a better day."""
+def test_read_errors_are_not_recorded_as_losses() -> None:
+    """B1: the log stays in place and is compacted once it can be read."""
 
     async def story(storage: Storage, node: Node) -> None:
         await fill(storage, range(10), entries=60, size=300)
@@ -461,7 +461,7 @@ def test_a_disk_that_does_not_read_proves_no_loss() -> None:
     tell(story)
 
 
-def test_a_full_disk_leaves_everything_as_it_was() -> None:
+def test_compaction_on_a_full_disk_changes_nothing() -> None:
     async def story(storage: Storage, node: Node) -> None:
         await fill(storage, range(10), entries=150, size=1000)
         await settle(storage)
@@ -469,7 +469,7 @@ def test_a_full_disk_leaves_everything_as_it_was() -> None:
         names = await node.disk.list_directory("/store/ledgers")
         node.disk.capacity_bytes = node.disk.system.used_bytes + 5000
         compactor = compactor_of(storage, node)
-        await compactor.compact(major=True)  # Nothing fits.
+        await compactor.compact(major=True)  # No new log fits.
         assert await node.disk.list_directory("/store/ledgers") == names
         assert await storage.read(7, 149) == entry(7, 149, bytes(1000))
 
@@ -482,10 +482,10 @@ Act = Callable[[], Awaitable[Any]]
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_reads_equal_a_model_whatever_happens_in_between(
+def test_reads_equal_a_model_across_random_operations(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """B1, B5, B12: adds, repeats, deletions, compactions, restarts, power cuts."""
+    """B1, B5, B12: adds, repeats, deletions, compactions and restarts."""
     monkeypatch.setattr(rules, "TARGET_BYTES", random.Random(seed).choice((20_000, 10**9)))
 
     async def story(storage: Storage, node: Node) -> None:

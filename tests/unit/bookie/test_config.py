@@ -1,4 +1,4 @@
-"""What a bookie's settings must have to do with each other."""
+"""Consistency of a bookie's settings, and errors in them."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -20,8 +20,8 @@ ledgerDirectories=/l
 """
 
 
-def test_what_was_accepted_fits_in_one_journal_file() -> None:
-    """Twice the bound, for what is urgent: a full disk leaves the file at hand."""
+def test_queue_limit_fits_in_one_journal_file() -> None:
+    """Urgent adds may double the queue, and on a full disk only the current file is left."""
     assert CONFIG.with_fitting_queue() == CONFIG
     small = replace(CONFIG, journal_file_bytes=16 * MIB)
     assert small.with_fitting_queue().queued_bytes_max == 8 * MIB
@@ -32,7 +32,7 @@ def test_what_was_accepted_fits_in_one_journal_file() -> None:
     assert f"set queued_bytes_max to {8 * MIB} or less" in refused.value.next_step
 
 
-def test_an_operator_s_settings_are_held_to_that(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_queue_limit_is_checked_for_loaded_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     flags: dict[str, Any] = {
         "metadata": "sqlite:///m",
         "journal_dir": ("/j",),
@@ -69,7 +69,7 @@ def test_an_operator_s_settings_are_held_to_that(monkeypatch: pytest.MonkeyPatch
         ("diskUsageThreshold=95", "diskUsageThreshold"),
     ],
 )
-def test_a_bad_value_of_bookkeeper_s_file_is_told_in_its_words(
+def test_invalid_value_is_reported_with_its_key_and_line(
     tmp_path: Path, line: str, key: str
 ) -> None:
     path = tmp_path / "bk_server.conf"
@@ -79,8 +79,8 @@ def test_a_bad_value_of_bookkeeper_s_file_is_told_in_its_words(
     assert f"{key} in {path} line 7" in refused.value.message
 
 
-def test_what_is_right_is_not_blamed(tmp_path: Path) -> None:
-    """Words of a bad value may be names of settings."""
+def test_only_the_invalid_key_is_reported(tmp_path: Path) -> None:
+    """An invalid value may contain the names of other settings."""
     path = tmp_path / "bk_server.conf"
     path.write_text(f"{SOUND}metadataServiceUri=http://listen/advertise:\nzkServers=\n")
     with pytest.raises(BadConfig) as refused:
@@ -90,8 +90,8 @@ def test_what_is_right_is_not_blamed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("flag", ["http://listen/advertise", "nonsense"])
-def test_what_a_flag_overruled_is_not_blamed_on_the_file(tmp_path: Path, flag: str) -> None:
-    """Not even if both say the same."""
+def test_invalid_flag_is_not_blamed_on_the_file(tmp_path: Path, flag: str) -> None:
+    """This holds even if flag and file have the same value."""
     path = tmp_path / "bk_server.conf"
     path.write_text(f"{SOUND}metadataServiceUri=nonsense\n")
     with pytest.raises(BadConfig) as refused:
@@ -99,7 +99,7 @@ def test_what_a_flag_overruled_is_not_blamed_on_the_file(tmp_path: Path, flag: s
     assert str(path) not in refused.value.message
 
 
-def test_what_a_variable_says_is_told_by_its_name(
+def test_invalid_variable_is_reported_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "bk_server.conf"
@@ -109,15 +109,17 @@ def test_what_a_variable_says_is_told_by_its_name(
         load_settings(str(path))
 
 
-def test_an_empty_name_is_no_directory() -> None:
-    """As of a shell's variable that is not set: files would come where the process was started."""
+def test_empty_directory_name_is_refused() -> None:
+    """An unset shell variable is empty; files would be written to the current directory."""
     sound: dict[str, Any] = {"metadata": "sqlite:///m", "journal_dir": ("/j",)}
     for flags in ({"journal_dir": ("",), "ledger_dir": ("/l",)}, {"ledger_dir": ("/l", "")}):
         with raises_message(BadConfig):
             load_settings(**{**sound, **flags})
 
 
-def test_what_is_missing_is_asked_for_as_help_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_settings_are_reported_with_flags_and_variables(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for variable in ("ROLLBOOK_METADATA", "ROLLBOOK_JOURNAL_DIR", "ROLLBOOK_LEDGER_DIR"):
         monkeypatch.delenv(variable, raising=False)
     with raises_message(BadConfig) as refused:
@@ -141,17 +143,17 @@ def test_what_is_missing_is_asked_for_as_help_says(monkeypatch: pytest.MonkeyPat
         (b"\x7fELF\0\0bookiePort=7", "is not text"),
     ],
 )
-def test_what_is_no_file_of_bookkeeper_s_is_not_read_as_one(
+def test_toml_or_binary_file_is_refused_as_bookkeeper_config(
     tmp_path: Path, content: bytes, told: str
 ) -> None:
-    """Its keys would be listed as ignored, and then missed."""
+    """Otherwise its keys would just be listed as ignored."""
     path = tmp_path / "bookie.conf"
     path.write_bytes(content)
     with pytest.raises(BadConfig, match=told):
         load_settings(str(path))
 
 
-def test_where_one_directory_is_both_each_kind_of_file_has_a_folder() -> None:
+def test_shared_journal_and_ledger_directory_gets_subfolders() -> None:
     config = StorageConfig("/a", ("/b", "/a", "/c"))
     assert (config.journal_dir, config.ledger_dirs) == ("/a/journal", ("/b", "/a/ledgers", "/c"))
     assert replace(config, cache_bytes=1) == replace(config, cache_bytes=1)

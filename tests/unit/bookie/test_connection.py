@@ -1,4 +1,4 @@
-"""Conversations with a bookie, over the simulator's network and disk."""
+"""Requests to a bookie over the simulator's network and disk."""
 
 import asyncio
 import gc
@@ -61,7 +61,7 @@ TIGHT = ServerConfig(
 
 
 class Tally:
-    """Counts the answers to the adds of one client."""
+    """Counts the responses to the adds of one client."""
 
     def __init__(self, client: BookieClient) -> None:
         self.acked = 0
@@ -150,7 +150,7 @@ def test_recorded_requests_get_the_recorded_replies(
 
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("version", [2, 3])
-def test_entries_are_read_as_they_were_added_however_bytes_are_cut(version: int, seed: int) -> None:
+def test_entries_are_read_as_added_in_any_fragmentation(version: int, seed: int) -> None:
     async def story(scene: Scene) -> None:
         client = await scene.connect(version)
         tally = Tally(client)
@@ -167,13 +167,13 @@ def test_entries_are_read_as_they_were_added_however_bytes_are_cut(version: int,
             assert reply.last_add_confirmed == (None if version == 2 else 198)
         last = await client.call(EntryRead(L7, NO_ENTRY))
         assert isinstance(last, ReadReply)
-        assert last.entry_id == NO_ENTRY  # It echoes what was asked.
+        assert last.entry_id == NO_ENTRY  # The response echoes the requested id.
         assert last.body == scene.storage.peek(7, 199)
 
     tell(story, seed)
 
 
-def test_what_is_no_longer_in_memory_is_read_from_disk() -> None:
+def test_entries_evicted_from_memory_are_read_from_disk() -> None:
     async def story(scene: Scene) -> None:
         client = await scene.connect()
         for entry_id in range(300):
@@ -187,7 +187,7 @@ def test_what_is_no_longer_in_memory_is_read_from_disk() -> None:
     tell(story, storage_config=replace(STORAGE, cache_bytes=200_000))
 
 
-def test_space_and_entries_are_told() -> None:
+def test_disk_space_and_entry_ids_are_reported() -> None:
     async def story(scene: Scene) -> None:
         client = await scene.connect()
         await add_entries(scene.storage, 7, [0, 1, 2, 5])
@@ -205,8 +205,8 @@ def test_space_and_entries_are_told() -> None:
     tell(story)
 
 
-def test_entries_in_more_ranges_than_one_answer_holds_are_not_listed() -> None:
-    """The answer is a failure, which says nothing of any entry; a long ledger without gaps is short."""
+def test_entry_list_too_large_for_a_frame_fails() -> None:
+    """The request fails, which denies no entry. The list of a long ledger without gaps is short."""
 
     async def story(scene: Scene) -> None:
         client = await scene.connect()
@@ -232,8 +232,8 @@ async def batch(client: BookieClient, request: BatchRead) -> list[bytes]:
 
 
 @pytest.mark.parametrize("version", [2, 3])
-def test_a_batch_is_counted_as_java_does(version: int) -> None:
-    """36 bytes before the first entry, 4 before each; the first comes in any case."""
+def test_batch_size_is_counted_as_in_java(version: int) -> None:
+    """36 bytes before the first entry, 4 before each entry; the first entry is always returned."""
 
     async def story(scene: Scene) -> None:
         client = await scene.connect(version)
@@ -241,7 +241,7 @@ def test_a_batch_is_counted_as_java_does(version: int) -> None:
         size = len(entry(7, 0)) + 4
         for count, bytes_max, expected in (
             (5, 1_000_000, 5),
-            (0, 1_000_000, 8),  # From entry 2 on there are no more.
+            (0, 1_000_000, 8),  # The ledger has only eight entries from entry 2 on.
             (-1, 2**62, 8),
             (5, 36 + 3 * size, 3),
             (5, 36 + 3 * size - 1, 2),
@@ -255,7 +255,7 @@ def test_a_batch_is_counted_as_java_does(version: int) -> None:
     tell(story)
 
 
-def test_an_entry_that_a_batch_has_no_room_for_is_not_copied(
+def test_entry_that_exceeds_the_batch_is_not_copied(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     joined: list[int] = []
@@ -277,7 +277,7 @@ def test_an_entry_that_a_batch_has_no_room_for_is_not_copied(
 
 
 @pytest.mark.parametrize("version", [2, 3])
-def test_a_batch_ends_before_a_gap_and_a_sparse_one_passes_over_it(version: int) -> None:
+def test_batch_ends_at_a_gap_but_sparse_batch_skips_it(version: int) -> None:
     async def story(scene: Scene) -> None:
         client = await scene.connect(version)
         await add_entries(scene.storage, 7, [0, 1, 3, 4, 6, 7, 9])
@@ -315,8 +315,8 @@ def test_a_batch_of_large_entries_fits_its_frame(version: int) -> None:
     tell(story, storage_config=replace(STORAGE, journal_file_bytes=16 * 1024 * 1024))
 
 
-def test_a_batch_is_a_short_one_where_memory_is_short() -> None:
-    """B7: and a request for the rest gets it."""
+def test_batch_is_shortened_when_memory_is_short() -> None:
+    """B7: further requests return the rest."""
 
     async def story(scene: Scene) -> None:
         client = await scene.connect(2)
@@ -341,7 +341,7 @@ def test_adds_with_deferred_sync_are_durable_once_force_is_answered(fails: bool)
     async def story(scene: Scene) -> None:
         client = await scene.connect()
         tally = Tally(client)
-        scene.node.disk.hang()  # Syncs alone.
+        scene.node.disk.hang()  # Only syncs hang.
         ledger = client.ledger(7)
         client.send(b"".join(ledger.pack(n, -1, b"x", is_sync_deferred=True) for n in range(3)))
         await until(lambda: tally.acked == 3)
@@ -366,7 +366,7 @@ def test_adds_with_deferred_sync_are_durable_once_force_is_answered(fails: bool)
 
 
 def test_no_answer_to_a_fencing_request_before_the_fence_is_durable() -> None:
-    """B4: whatever the answer will be; and from the request on no add gets in."""
+    """B4: this holds for every kind of response; adds are refused from the request on."""
 
     async def story(scene: Scene) -> None:
         recoverer, writer = await scene.connect(3), await scene.connect(2)
@@ -382,7 +382,7 @@ def test_no_answer_to_a_fencing_request_before_the_fence_is_durable() -> None:
         ]
         refused = await recoverer.call(EntryRead(L7, NO_ENTRY, ledger_key(b"other"), fence=True))
         assert isinstance(refused, ReadReply)
-        assert refused.error is Unauthorized  # That says nothing of the fence.
+        assert refused.error is Unauthorized  # This response does not depend on the fence.
         writer.send(pack(writer, 7, [3]))
         await asyncio.sleep(5)
         assert not any(each.done() for each in asked)
@@ -404,7 +404,7 @@ def test_no_answer_to_a_fencing_request_before_the_fence_is_durable() -> None:
     tell(story)
 
 
-def test_a_fence_cuts_off_what_is_behind_it_on_its_own_connection() -> None:
+def test_fence_refuses_later_adds_on_its_own_connection() -> None:
     async def story(scene: Scene) -> None:
         client = await scene.connect(3)
         tally = Tally(client)
@@ -412,7 +412,7 @@ def test_a_fence_cuts_off_what_is_behind_it_on_its_own_connection() -> None:
         fenced = client.ask(EntryRead(L7, NO_ENTRY, KEY, fence=True))
         reply = await fenced
         assert isinstance(reply, ReadReply)
-        assert reply.body == scene.storage.peek(7, 2)  # What was accepted before it is there.
+        assert reply.body == scene.storage.peek(7, 2)  # Adds accepted before the fence are kept.
         client.send(pack(client, 7, [3]))
         await until(lambda: tally.answered == 4)
         assert tally.refused == {"LedgerFenced": 1}
@@ -420,8 +420,8 @@ def test_a_fence_cuts_off_what_is_behind_it_on_its_own_connection() -> None:
     tell(story)
 
 
-def test_what_is_urgent_does_not_stand_behind_other_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The disk serves ordinary reads no more, and each client has more of them than may run."""
+def test_urgent_reads_do_not_wait_for_ordinary_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk has stopped serving ordinary reads, and each client has more of them than may run."""
 
     async def story(scene: Scene) -> None:
         clients = [await scene.connect() for _ in range(3)]
@@ -450,7 +450,7 @@ def test_what_is_urgent_does_not_stand_behind_other_reads(monkeypatch: pytest.Mo
     tell(story, config=ServerConfig(reads_max=4, connection_reads_max=2))
 
 
-def test_a_key_of_the_wrong_size_makes_no_ledger_known() -> None:
+def test_fence_with_a_key_of_wrong_size_creates_no_ledger() -> None:
     async def story(scene: Scene) -> None:
         client = await scene.connect()
         for key in (None, b"", b"short", KEY + b"x"):
@@ -473,7 +473,7 @@ def test_a_key_of_the_wrong_size_makes_no_ledger_known() -> None:
         digest_of(8).pack_lac(EntryId(1)),
     ],
 )
-def test_what_is_no_lac_packet_is_not_kept(packet: bytes) -> None:
+def test_invalid_lac_packet_is_refused_and_not_kept(packet: bytes) -> None:
     async def story(scene: Scene) -> None:
         client = await scene.connect()
         await add_entries(scene.storage, 7, [0])
@@ -514,7 +514,7 @@ def test_a_long_poll_ends_when_the_lac_rises() -> None:
 
 
 def test_long_poll_returns_a_lac_before_the_add_that_carries_it_is_durable() -> None:
-    """It is true whatever becomes of that add; what a restart builds on is the durable one (B1)."""
+    """The LAC is true even if the add fails; a restart relies on the durable LAC only (B1)."""
 
     async def story(scene: Scene) -> None:
         client = await scene.connect()
@@ -540,8 +540,8 @@ def test_long_poll_returns_a_lac_before_the_add_that_carries_it_is_durable() -> 
     tell(story)
 
 
-def test_a_long_poll_that_ends_with_an_entry_on_disk_brings_the_same() -> None:
-    """One rule, wherever the first of them was found."""
+def test_long_poll_returns_the_same_from_disk_as_from_memory() -> None:
+    """The same rule applies wherever the first entry was found."""
 
     async def story(scene: Scene) -> None:
         client = await scene.connect()
@@ -562,8 +562,8 @@ def test_a_long_poll_that_ends_with_an_entry_on_disk_brings_the_same() -> None:
     tell(story)
 
 
-def test_a_long_poll_brings_what_is_confirmed_behind_its_entry() -> None:
-    """As far as it is wanted; nothing that may not be confirmed, and nothing behind a gap."""
+def test_long_poll_returns_confirmed_entries_after_its_own() -> None:
+    """It returns as many bytes as requested, but no unconfirmed entry and none after a gap."""
 
     async def story(scene: Scene) -> None:
         client = await scene.connect()
@@ -597,7 +597,7 @@ def test_explicit_lac_ends_a_long_poll_without_an_entry() -> None:
     tell(story)
 
 
-def test_a_long_poll_ends_when_time_is_up_or_there_is_no_ledger() -> None:
+def test_long_poll_ends_at_its_timeout_or_without_a_ledger() -> None:
     async def story(scene: Scene) -> None:
         client = await scene.connect()
         unknown = await client.call(poll(-1))
@@ -628,8 +628,8 @@ def test_a_long_poll_ends_when_time_is_up_or_there_is_no_ledger() -> None:
     tell(story)
 
 
-def test_a_long_poll_tells_the_lac_even_if_nobody_knows_of_the_entry_here() -> None:
-    """B1: that it may be lost here is no news for a reader who can ask others."""
+def test_long_poll_returns_the_lac_of_a_ledger_in_doubt() -> None:
+    """B1: a possible loss here does not matter to a reader that can ask other bookies."""
 
     async def story(scene: Scene) -> None:
         client = await scene.connect()
@@ -657,7 +657,7 @@ def test_a_long_poll_for_one_entry_waits_and_then_reads_it() -> None:
     tell(story)
 
 
-def test_long_polls_that_make_no_sense_are_refused() -> None:
+def test_invalid_long_polls_are_refused() -> None:
     async def story(scene: Scene) -> None:
         client = await scene.connect()
         await add_entries(scene.storage, 7, [0])
@@ -670,7 +670,7 @@ def test_long_polls_that_make_no_sense_are_refused() -> None:
     tell(story)
 
 
-def test_long_polls_are_bounded_and_cost_nothing_once_their_client_is_gone() -> None:
+def test_long_polls_are_bounded_and_freed_on_disconnect() -> None:
     """B7."""
 
     async def story(scene: Scene) -> None:
@@ -750,7 +750,7 @@ def test_crash_of_a_long_poll_closes_only_its_own_connection(
 def test_a_few_long_polls_are_answered_before_their_add_is_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The write may hold the loop for as long as a sync takes: those few do not wait for that."""
+    """The write may block the loop for the time of a sync; the first few responses precede it."""
     steps: list[str] = []
 
     def answer(connection: Connection, call: ReceivedRequest, reply: Reply) -> int:
@@ -765,7 +765,7 @@ def test_a_few_long_polls_are_answered_before_their_add_is_written(
         adder, reader = await scene.connect(), await scene.connect()
         tally = Tally(adder)
         scene.node.disk.quick_odds = 1.0
-        for entry_id in range(10):  # Until it is one who adds alone, and is written for at once.
+        for entry_id in range(10):  # Until it is a lone writer, whose adds are written at once.
             adder.send(pack(adder, 7, [entry_id]))
             await until(lambda done=entry_id: tally.acked == done + 1)
         polls = [reader.ask(poll(8, 50_000)) for _ in range(5)]
@@ -786,8 +786,8 @@ def test_a_few_long_polls_are_answered_before_their_add_is_written(
 # --- Too much -----------------------------------------------------------------------------------
 
 
-def test_a_bookie_that_cannot_keep_up_stops_reading_and_loses_nothing() -> None:
-    """B7: what is not held for a client waits in its own machine, and is answered in the end."""
+def test_overloaded_bookie_stops_reading_and_loses_no_add() -> None:
+    """B7: requests that exceed the buffers wait on the client's machine and are answered later."""
 
     async def story(scene: Scene) -> None:
         clients = [await scene.connect(version) for version in (2, 3) * 5]
@@ -797,7 +797,7 @@ def test_a_bookie_that_cannot_keep_up_stops_reading_and_loses_nothing() -> None:
             client.send(pack(client, 100 + number, range(500), size=1000))
         for _ in range(100):
             await asyncio.sleep(0.1)
-            # The floors, the pool, and a chunk that each has read before it was stopped.
+            # The floors, the pool, and the chunk that each connection read before it was stopped.
             assert scene.storage.stats.buffered_bytes() <= 10 * 4096 + 65536 + 10 * 4096
         assert not any(tally.answered for tally in tallies)
         scene.node.disk.unhang()
@@ -807,8 +807,8 @@ def test_a_bookie_that_cannot_keep_up_stops_reading_and_loses_nothing() -> None:
     tell(story, config=TIGHT, storage_config=replace(STORAGE, journal_file_bytes=16 * 1024 * 1024))
 
 
-def test_while_others_hold_all_there_is_answers_are_made_one_at_a_time() -> None:
-    """B7: else nobody whose answers would make room again could get them."""
+def test_reads_are_answered_while_writers_hold_all_memory() -> None:
+    """B7: otherwise clients whose responses would free memory could not get them."""
 
     async def story(scene: Scene) -> None:
         await add_entries(scene.storage, 7, [0])
@@ -827,10 +827,10 @@ def test_while_others_hold_all_there_is_answers_are_made_one_at_a_time() -> None
     tell(story, config=TIGHT)
 
 
-def test_a_fence_does_not_wait_for_a_read_even_if_there_is_no_room(
+def test_fence_does_not_wait_for_reads_when_memory_is_full(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One answer at a time, and one that is urgent."""
+    """Besides one ordinary response at a time, one urgent response may be prepared."""
 
     async def story(scene: Scene) -> None:
         client = await scene.connect()
@@ -858,8 +858,8 @@ def test_a_fence_does_not_wait_for_a_read_even_if_there_is_no_room(
     tell(story, config=TIGHT)
 
 
-def test_what_a_client_that_is_gone_gives_back_is_lent_to_others() -> None:
-    """B7: its adds are in the journal's queue still, and take the room until they are written."""
+def test_memory_of_a_disconnected_client_is_reused() -> None:
+    """B7: its adds are still in the journal's queue and use memory until they are written."""
 
     async def story(scene: Scene) -> None:
         gone = [await scene.connect() for _ in range(4)]
@@ -879,8 +879,8 @@ def test_what_a_client_that_is_gone_gives_back_is_lent_to_others() -> None:
     tell(story, config=TIGHT)
 
 
-def test_whose_calls_wait_is_not_read_from(monkeypatch: pytest.MonkeyPatch) -> None:
-    """B7: however little a request is."""
+def test_client_with_waiting_requests_is_not_read_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    """B7: this holds for small requests too."""
 
     async def story(scene: Scene) -> None:
         client = await scene.connect()
@@ -903,8 +903,8 @@ def test_whose_calls_wait_is_not_read_from(monkeypatch: pytest.MonkeyPatch) -> N
     tell(story)
 
 
-def test_beyond_the_hard_limit_the_answer_is_busy_and_never_silence() -> None:
-    """B7: and what recovers a ledger still gets in."""
+def test_adds_above_the_queue_limit_are_refused_as_overloaded() -> None:
+    """B7: adds of a recovery are still accepted."""
 
     async def story(scene: Scene) -> None:
         clients = [await scene.connect(version) for version in (2, 3) * 20]
@@ -920,7 +920,7 @@ def test_beyond_the_hard_limit_the_answer_is_busy_and_never_silence() -> None:
         ledger = recoverer.ledger(99)
         recoverer.send(ledger.pack(0, -1, b"x", is_recovery=True, is_high_priority=True))
         await asyncio.sleep(1)
-        assert not recovered.answered  # It was not refused: it waits for the disk.
+        assert not recovered.answered  # It was not refused, but waits for the disk.
         scene.node.disk.unhang()
         await until(lambda: all(tally.answered == 50 for tally in tallies))
         await until(lambda: recovered.acked == 1)
@@ -930,8 +930,8 @@ def test_beyond_the_hard_limit_the_answer_is_busy_and_never_silence() -> None:
 
 
 @pytest.mark.parametrize("is_cached", [True, False])
-def test_a_slow_reader_is_not_produced_for(is_cached: bool) -> None:
-    """B7: whether memory has what it wants, or the disk."""
+def test_responses_for_a_slow_reader_are_not_prepared_ahead(is_cached: bool) -> None:
+    """B7: this holds for reads from memory and from disk."""
 
     async def story(scene: Scene) -> None:
         slow, quick = await scene.connect(), await scene.connect(2)
@@ -975,7 +975,7 @@ def test_client_that_reads_nothing_is_cut_off_and_a_slow_one_is_not() -> None:
     tell(story)
 
 
-def test_an_answer_may_take_its_time_over_a_slow_line() -> None:
+def test_large_response_over_a_slow_link_is_completed() -> None:
     async def story(scene: Scene) -> None:
         client = await scene.connect()
         await add_entries(scene.storage, 7, [0], bytes(4_000_000))
@@ -988,8 +988,8 @@ def test_an_answer_may_take_its_time_over_a_slow_line() -> None:
 
 
 @pytest.mark.parametrize("version", [2, 3])
-def test_a_large_answer_is_written_as_it_is_taken(version: int) -> None:
-    """B7: all of it is counted, and the transport never has more than a piece to copy."""
+def test_large_response_is_written_as_the_client_reads_it(version: int) -> None:
+    """B7: all of it counts as buffered, and the transport gets only one piece at a time."""
 
     async def story(scene: Scene) -> None:
         await add_entries(scene.storage, 7, range(200), bytes(20_000))
@@ -1014,7 +1014,7 @@ def test_a_large_answer_is_written_as_it_is_taken(version: int) -> None:
     tell(story, storage_config=replace(STORAGE, journal_file_bytes=16 * 1024 * 1024))
 
 
-def test_a_client_that_is_done_gets_all_of_a_large_answer() -> None:
+def test_half_closed_client_gets_all_of_a_large_response() -> None:
     async def story(scene: Scene) -> None:
         await add_entries(scene.storage, 7, [0], bytes(4_000_000))
         raw = await scene.raw()
@@ -1026,8 +1026,8 @@ def test_a_client_that_is_done_gets_all_of_a_large_answer() -> None:
     tell(story, storage_config=replace(STORAGE, journal_file_bytes=16 * 1024 * 1024))
 
 
-def test_when_memory_is_short_the_slowest_reader_goes() -> None:
-    """B7: answers that nobody takes would keep everybody waiting."""
+def test_reader_with_unread_responses_is_closed_when_memory_is_short() -> None:
+    """B7: unread responses would make every other client wait."""
 
     async def story(scene: Scene) -> None:
         readers = [await scene.connect() for _ in range(20)]
@@ -1047,8 +1047,8 @@ def test_when_memory_is_short_the_slowest_reader_goes() -> None:
     tell(story, config=TIGHT)
 
 
-def test_half_requests_do_not_keep_each_other_waiting() -> None:
-    """More of them than memory is lent for: one after the other they get through."""
+def test_partial_requests_do_not_block_each_other() -> None:
+    """They exceed the memory, but complete one after the other."""
 
     async def story(scene: Scene) -> None:
         clients = [await scene.connect(version) for version in (2, 3) * 4]
@@ -1079,8 +1079,8 @@ def test_connections_are_bounded() -> None:
     tell(story, config=ServerConfig(connections_max=3))
 
 
-def test_writers_and_fences_meet_in_any_order() -> None:
-    """A fence that was answered lets no add through, wherever it was queued."""
+def test_no_add_passes_a_fence_that_was_answered() -> None:
+    """A fence applies to adds in every queue once it is answered."""
 
     async def story(scene: Scene) -> None:
         writer, recoverer = await scene.connect(2), await scene.connect(3)
@@ -1098,10 +1098,10 @@ def test_writers_and_fences_meet_in_any_order() -> None:
         tell(story, seed)
 
 
-def test_adds_are_written_however_the_step_that_brought_them_ends(
+def test_adds_are_written_even_if_their_step_raises(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Later adds cannot know that these wait: the journal would sleep on them."""
+    """Otherwise these adds would stay in the journal's queue, since later adds do not wake it."""
 
     async def story(scene: Scene) -> None:
         client = await scene.connect(2)
@@ -1118,7 +1118,7 @@ def test_adds_are_written_however_the_step_that_brought_them_ends(
     tell(story)
 
 
-def test_nothing_keeps_a_connection_that_is_gone() -> None:
+def test_closed_connection_is_garbage_collected() -> None:
     async def visit(scene: Scene) -> "list[weakref.ref[Connection]]":
         client = await scene.connect(2)
         tally = Tally(client)

@@ -1,4 +1,4 @@
-"""Space as a whole: disks that fill up and empty again, and work that goes on in the background."""
+"""Disk maintenance as a whole: disks that fill up and empty, and background work."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -68,7 +68,7 @@ def tell(story: Story, *, seed: int = 1, config: SpaceConfig = SPACE) -> None:
 
 
 async def fill_up(storage: Storage, ledger_id: int) -> int:
-    """Until the bookie refuses; returns how many entries it took."""
+    """Adds entries until the bookie refuses one; returns how many it accepted."""
     count = 0
     while True:
         admission = storage.add(adds((ledger_id, count), payload=bytes(1000)))
@@ -81,7 +81,7 @@ async def fill_up(storage: Storage, ledger_id: int) -> int:
 
 
 async def other_than(known: WriteMode, space: Space) -> WriteMode:
-    """Waits until it takes entries again, or does no longer."""
+    """Waits until the bookie has switched between read-only and writable."""
     async with asyncio.timeout(600):
         while space.standing.is_read_only == known.is_read_only:
             await asyncio.sleep(0.1)
@@ -91,8 +91,8 @@ async def other_than(known: WriteMode, space: Space) -> WriteMode:
 # --- Disks ------------------------------------------------------------------------------------
 
 
-def test_a_full_disk_makes_it_read_only_and_room_makes_it_writable_again() -> None:
-    """B1: nothing is lost, nothing is restarted, fences and recovery go on."""
+def test_full_disk_makes_bookie_read_only_until_there_is_room() -> None:
+    """B1: nothing is lost, no restart is needed, and fences and recovery still work."""
 
     async def story(space: Space, storage: Storage, node: Node, _: LedgerNodes) -> None:
         node.disk.capacity_bytes = 2000 * KIB
@@ -105,7 +105,8 @@ def test_a_full_disk_makes_it_read_only_and_room_makes_it_writable_again() -> No
         assert standing.is_read_only
         assert "/store" in standing.reason
         assert [each.level for each in standing.directories] == [Level.FULL, Level.FULL]
-        assert node.disk.free_bytes() > 0  # Before there was nothing left at all.
+        # It became read-only before the disk was completely full.
+        assert node.disk.free_bytes() > 0
         await storage.fence(8, KEY)
         await add(storage, (7, count), is_recovery=True, is_high_priority=True)
         for entry_id in range(0, count, 7):
@@ -119,7 +120,7 @@ def test_a_full_disk_makes_it_read_only_and_room_makes_it_writable_again() -> No
 
 
 def test_deleted_ledgers_make_room_on_a_full_disk() -> None:
-    """B11: and what is left is compacted at once, whatever the schedule says."""
+    """B11: the remaining logs are compacted at once, independently of the schedule."""
 
     async def story(space: Space, storage: Storage, node: Node, ledgers: LedgerNodes) -> None:
         node.disk.capacity_bytes = 3000 * KIB
@@ -156,7 +157,7 @@ def test_deleted_ledgers_make_room_on_a_full_disk() -> None:
     tell(story)
 
 
-def test_the_reserve_goes_when_the_disk_is_full_and_comes_back() -> None:
+def test_reserve_is_released_on_a_full_disk_and_restored() -> None:
     config = replace(SPACE, reserve_bytes=512 * KIB)
 
     async def story(space: Space, storage: Storage, node: Node, _: LedgerNodes) -> None:
@@ -169,7 +170,7 @@ def test_the_reserve_goes_when_the_disk_is_full_and_comes_back() -> None:
         assert node.disk.contents(path) is None
         for _second in range(200):
             await asyncio.sleep(0.3)
-            assert space.standing.is_read_only  # The room that it gave is no room for entries.
+            assert space.standing.is_read_only  # The space of the reserve is not used for entries.
         node.disk.capacity_bytes = 10 * used
         await asyncio.sleep(12)
         assert not space.standing.is_read_only
@@ -178,7 +179,7 @@ def test_the_reserve_goes_when_the_disk_is_full_and_comes_back() -> None:
     tell(story, config=config)
 
 
-def test_an_operator_may_want_it_read_only() -> None:
+def test_operator_can_set_and_unset_read_only() -> None:
     async def story(space: Space, storage: Storage, node: Node, _: LedgerNodes) -> None:
         standing = space.standing
         space.set_read_only(True)
@@ -195,8 +196,8 @@ def test_an_operator_may_want_it_read_only() -> None:
     tell(story)
 
 
-def test_it_says_that_its_start_is_not_counted() -> None:
-    """B8: other than for want of bytes, too: the disk may have no more names, or a quota."""
+def test_uncounted_start_is_given_as_read_only_reason() -> None:
+    """B8: besides a lack of bytes, the cause may be a lack of inodes, or a quota."""
 
     async def story(space: Space, storage: Storage, _node: Node, _: LedgerNodes) -> None:
         storage.may_promise = False
@@ -208,11 +209,11 @@ def test_it_says_that_its_start_is_not_counted() -> None:
     tell(story)
 
 
-# --- In the background ------------------------------------------------------------------------
+# --- Background work --------------------------------------------------------------------------
 
 
-def test_space_comes_back_by_itself_while_adds_go_on() -> None:
-    """B11, B12: deleted in the metadata, gone from the disk; compaction and scrub have run."""
+def test_space_of_deleted_ledgers_is_freed_during_adds() -> None:
+    """B11, B12: ledgers deleted in the metadata leave the disk; compaction and scrub have run."""
     config = replace(SPACE, minor_compaction_interval_s=60.0, scrub_interval_s=60.0)
 
     async def story(space: Space, storage: Storage, node: Node, ledgers: LedgerNodes) -> None:
@@ -237,7 +238,7 @@ def test_space_comes_back_by_itself_while_adds_go_on() -> None:
     tell(story, config=config)
 
 
-def test_rot_is_moved_away_from_without_being_asked() -> None:
+def test_damaged_log_is_replaced_automatically() -> None:
     """B12."""
     config = replace(SPACE, scrub_interval_s=60.0)
 
@@ -256,7 +257,7 @@ def test_rot_is_moved_away_from_without_being_asked() -> None:
     tell(story, config=config)
 
 
-def test_a_metadata_store_that_is_away_and_a_disk_that_fails_end_nothing() -> None:
+def test_background_tasks_survive_metadata_and_read_failures() -> None:
     async def story(space: Space, storage: Storage, node: Node, _: LedgerNodes) -> None:
         await fill(storage, range(3), entries=80, size=1000)
         await settle(storage)
@@ -272,7 +273,7 @@ def test_a_metadata_store_that_is_away_and_a_disk_that_fails_end_nothing() -> No
     tell(story)
 
 
-def test_a_catalog_that_cannot_be_written_ends_the_bookie() -> None:
+def test_failed_catalog_write_ends_the_bookie() -> None:
     """B6."""
 
     async def story(space: Space, storage: Storage, node: Node, ledgers: LedgerNodes) -> None:
@@ -291,8 +292,8 @@ def test_a_catalog_that_cannot_be_written_ends_the_bookie() -> None:
     tell(story)
 
 
-def test_it_can_be_closed_in_the_middle_of_everything() -> None:
-    """B5: what was begun is finished or leaves nothing behind, and the store opens again."""
+def test_close_during_compaction_leaves_a_consistent_store() -> None:
+    """B5: unfinished work leaves no files, and the store opens again."""
     for pause_s in (0.001, 0.01, 0.05, 0.2, 1.0):
 
         async def story(
@@ -335,6 +336,6 @@ def test_it_can_be_closed_in_the_middle_of_everything() -> None:
         ("reserve_bytes", -1),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(name: str, value: float) -> None:
+def test_invalid_settings_are_refused(name: str, value: float) -> None:
     with pytest.raises(BadConfig, match=name):
-        SpaceConfig(**{name: value})  # type: ignore[arg-type]  # All are numbers.
+        SpaceConfig(**{name: value})  # type: ignore[arg-type]  # All values are numbers.

@@ -1,4 +1,4 @@
-"""Entry logs are opened by their first reader; others may come meanwhile, and they may go."""
+"""Entry logs are opened by their first reader, while others read or remove them."""
 
 import asyncio
 import random
@@ -17,7 +17,7 @@ STORE_ID = bytes(ID_BYTES)
 
 
 class SlowFile:
-    """Empty, and open. Whatever is asked of it takes its time."""
+    """An open file with only a header; every operation takes some loop turns."""
 
     def __init__(self, disk: "SlowDisk", number: int) -> None:
         self._disk = disk
@@ -49,10 +49,10 @@ class SlowDisk:
 
 
 @pytest.mark.parametrize("seed", range(200))
-async def test_what_was_opened_is_closed_whoever_came_meanwhile(
+async def test_opened_logs_are_closed_under_concurrent_readers(
     monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    """A file that stays open keeps its space, and its descriptor."""
+    """A file that stays open keeps its disk space and its descriptor."""
     monkeypatch.setattr(entry_log_reader, "_OPEN_MAX", 2)
     chance = random.Random(seed)
     disk, there = SlowDisk(chance), {1, 2, 3}
@@ -62,7 +62,7 @@ async def test_what_was_opened_is_closed_whoever_came_meanwhile(
             raise FileNotFoundError
         return str(number)
 
-    logs = EntryLogs(disk, STORE_ID, path_of, Cache(ByteCache(0)))  # type: ignore[arg-type]  # What is needed.
+    logs = EntryLogs(disk, STORE_ID, path_of, Cache(ByteCache(0)))  # type: ignore[arg-type]  # It has the methods needed.
 
     async def read() -> None:
         number = chance.randint(1, 3)

@@ -1,4 +1,4 @@
-"""Identity on disks and in the metadata store, cut off at every step of what changes it."""
+"""Identity on disks and in the metadata store, and interruptions at every step that changes it."""
 
 import asyncio
 import errno
@@ -54,13 +54,13 @@ Work = Callable[[Node, Identity], Awaitable[Any]]
 OnStep = Callable[[str], Awaitable[None]]
 
 
-# Between two calls that change something nothing is different from one moment to the next.
+# These calls change nothing, so an interruption at them needs no test.
 LOOKING = frozenset(("get", "children", "stat", "size", "read_at", "list_directory", "space"))
-AT_ONCE = frozenset(("prefetch", "session_events"))  # Nobody awaits them.
+AT_ONCE = frozenset(("prefetch", "session_events"))  # These are not coroutines.
 
 
 class Stepping:
-    """A port, of which each call that changes something begins with a step."""
+    """A port on which each call that changes something begins with a step."""
 
     def __init__(self, target: Any, on_step: OnStep) -> None:
         self._target = target
@@ -107,7 +107,7 @@ class Village:
         config: StorageConfig = STORAGE,
         node: Node | None = None,
     ) -> Any:
-        """A process that does this; None if it was cut off."""
+        """Runs this work in a process; returns None if it was interrupted."""
         self.steps = 0
 
         async def main(node: Node) -> Any:
@@ -180,7 +180,7 @@ async def look(_node: Node, identity: Identity) -> Any:
 
 
 def storing(use: Callable[[Storage], Awaitable[Any]]) -> Work:
-    """What it says once it is established and its storage is open."""
+    """The result of `use` on the storage of an established bookie."""
 
     async def work(node: Node, identity: Identity) -> Any:
         locks = await identity.establish()
@@ -202,7 +202,7 @@ async def fill(storage: Storage) -> None:
 
 
 async def answers(storage: Storage) -> list[type[RollbookError] | int]:
-    """For the first entry of each ledger: its size, or why not."""
+    """For the first entry of each ledger: its size, or the error's type."""
     found: list[type[RollbookError] | int] = []
     for ledger_id in (OPEN, CLOSED, NOT_OURS):
         try:
@@ -217,7 +217,7 @@ async def fences(storage: Storage) -> list[bool]:
 
 
 async def make_three_ledgers(village: Village) -> None:
-    """Under ids that were drawn."""
+    """Creates three ledgers with drawn ids."""
     while await LedgerIds(village.store, ROOT).draw() < max(OPEN, CLOSED, NOT_OURS):
         pass
     await village.make_ledger(OPEN, BK1, closed=False)
@@ -226,16 +226,16 @@ async def make_three_ledgers(village: Village) -> None:
 
 
 async def remove(node: Node, directory: str) -> None:
-    """As a disk that is gone, with an empty one in its place."""
+    """Empties a directory, as if its disk had been replaced."""
     for name in await node.disk.list_directory(directory):
         await node.disk.unlink(f"{directory}/{name}")
     await node.disk.sync_directory(directory)
 
 
-# --- One at a time ----------------------------------------------------------------------------
+# --- Single operations -----------------------------------------------------------------------
 
 
-def test_a_new_bookie_is_made_and_found_again() -> None:
+def test_new_bookie_keeps_its_identity_on_restart() -> None:
     """B8."""
 
     async def story(village: Village) -> None:
@@ -251,8 +251,8 @@ def test_a_new_bookie_is_made_and_found_again() -> None:
     Village().run(story)
 
 
-def test_a_wiped_bookie_is_refused_until_it_is_formatted() -> None:
-    """B8: its silence would be taken for a proof."""
+def test_wiped_bookie_is_refused_until_formatted() -> None:
+    """B8: a response of "absent" would be taken for proof."""
 
     async def story(village: Village) -> None:
         await make_three_ledgers(village)
@@ -261,19 +261,19 @@ def test_a_wiped_bookie_is_refused_until_it_is_formatted() -> None:
         with pytest.raises(WrongBookie) as refused:
             await village.live(establish)
         assert FORMAT in refused.value.next_step
-        assert village.node.disk.system.find("/j") is None  # Nothing is made where nothing fits.
+        assert village.node.disk.system.find("/j") is None  # A refused start creates no directory.
         await village.live(format_)
         assert await village.live(storing(answers)) == [
             EntryStateUnknown,
-            NoSuchLedger,  # Its end is known to all: nobody counts on our answer.
+            NoSuchLedger,  # Its end is known from metadata, so no recovery depends on this bookie.
             NoSuchLedger,
         ]
 
     Village().run(story)
 
 
-def test_a_formatted_bookie_keeps_writers_out_that_may_have_been_fenced() -> None:
-    """B4: the fence went with the disks, the promise did not."""
+def test_formatted_bookie_refuses_writers_of_open_ledgers() -> None:
+    """B4: the fence is lost with the disks, but its promise still holds."""
 
     async def story(village: Village) -> None:
         await make_three_ledgers(village)
@@ -290,8 +290,8 @@ def test_a_formatted_bookie_keeps_writers_out_that_may_have_been_fenced() -> Non
 
 
 @pytest.mark.parametrize("loses", [format_, write_off_after_loss], ids=["format", "write-off"])
-def test_who_may_have_lost_fences_sends_writers_of_older_ledgers_elsewhere(loses: Work) -> None:
-    """B13: whether they are closed, or are said to be elsewhere."""
+def test_bookie_that_lost_fences_refuses_writers_of_older_ledgers(loses: Work) -> None:
+    """B13: this includes closed ledgers and those of other bookies."""
 
     async def story(village: Village) -> None:
         await make_three_ledgers(village)
@@ -300,7 +300,8 @@ def test_who_may_have_lost_fences_sends_writers_of_older_ledgers_elsewhere(loses
         newer = await LedgerIds(village.store, ROOT).draw()
 
         async def add(storage: Storage) -> None:
-            if storage.catalog.doubts.everything:  # It is written to again when that has ended.
+            # Writers are accepted only after everything is settled.
+            if storage.catalog.doubts.everything:
                 await storage.settle_everything(storage.doubts_stamp, 0)
             for ledger_id in (CLOSED, NOT_OURS):
                 with pytest.raises(AssertionError, match=BookieReadOnly.__name__):
@@ -308,14 +309,14 @@ def test_who_may_have_lost_fences_sends_writers_of_older_ledgers_elsewhere(loses
                 await add_entries(storage, ledger_id, [10], is_recovery=True)
             await add_entries(storage, newer, [10])
 
-        for _ in range(2):  # It stays so.
+        for _ in range(2):  # The second start gives the same result.
             await village.live(storing(add))
 
     Village().run(story)
 
 
 def test_closed_ledgers_with_chosen_ids_are_fenced_one_by_one() -> None:
-    """B13: no drawn id is above all of those."""
+    """B13: chosen ids are not covered by the limit on drawn ids."""
 
     async def story(village: Village) -> None:
         await village.live(storing(fill))
@@ -332,7 +333,7 @@ def test_closed_ledgers_with_chosen_ids_are_fenced_one_by_one() -> None:
 
 
 class Lying:
-    """A metadata store that does something once it is asked for the directory of our ledgers."""
+    """A metadata store that changes the first listing of our ledgers' directory."""
 
     def __init__(
         self, store: Any, when_listed: Callable[[list[str]], Awaitable[list[str]]]
@@ -352,8 +353,8 @@ class Lying:
         return getattr(self._store, name)
 
 
-def test_one_listing_that_misses_a_ledger_makes_no_format_forget_it() -> None:
-    """B8: an open ledger that nobody doubts would be answered with ABSENT."""
+def test_format_finds_a_ledger_missing_from_one_listing() -> None:
+    """B8: otherwise reads of this open ledger would return ABSENT."""
 
     async def without_ours(names: list[str]) -> list[str]:
         return [name for name in names if name != f"L{OPEN:04}"]
@@ -372,8 +373,8 @@ def test_one_listing_that_misses_a_ledger_makes_no_format_forget_it() -> None:
     Village().run(story)
 
 
-def test_nothing_is_erased_because_of_the_store_of_another_cluster() -> None:
-    """B8: whatever it lists, it says nothing of the ledgers of ours."""
+def test_format_erases_nothing_if_the_cluster_changes() -> None:
+    """B8: listings of another cluster say nothing about this cluster's ledgers."""
 
     async def story(village: Village) -> None:
         path = village.cluster.path(INSTANCE_ID)
@@ -398,7 +399,7 @@ def test_nothing_is_erased_because_of_the_store_of_another_cluster() -> None:
     Village().run(story)
 
 
-def test_format_waits_for_a_process_that_is_registered() -> None:
+def test_format_waits_until_the_bookie_is_unregistered() -> None:
     async def story(village: Village) -> None:
         await village.live(establish)
         path = f"{ROOT}/available/{BK1}"
@@ -407,7 +408,7 @@ def test_format_waits_for_a_process_that_is_registered() -> None:
             await village.live(format_)
         assert refused.value.ids["session"] == f"{village.store.session:#x}"
         await village.store.delete(path)
-        await village.store.create(path)  # By somebody who meant well.
+        await village.store.create(path)  # A permanent node, created by an operator by mistake.
         with pytest.raises(NodeExists) as refused:
             await village.live(format_)
         assert refused.value.next_step == f"zkCli.sh -server zk1:2181 delete {path}"
@@ -426,7 +427,7 @@ def test_format_waits_for_a_process_that_is_registered() -> None:
     Village().run(story)
 
 
-def test_two_processes_cannot_have_one_directory() -> None:
+def test_second_establish_of_locked_directories_is_refused() -> None:
     async def story(village: Village) -> None:
         async def twice(node: Node, identity: Identity) -> None:
             locks = await identity.establish()
@@ -435,14 +436,14 @@ def test_two_processes_cannot_have_one_directory() -> None:
             for lock in locks:
                 await lock.release()
 
-        # Locks in the simulator are between processes of a machine; one may not take its own twice.
+        # The simulator's locks are per machine; a process cannot lock a directory twice.
         await village.live(twice)
 
     Village().run(story)
 
 
-def test_a_second_bookie_of_one_name_is_refused() -> None:
-    """B8: on a machine of its own, with empty directories of the same names."""
+def test_second_bookie_with_the_same_id_is_refused() -> None:
+    """B8: it runs on another machine, with empty directories of the same names."""
 
     async def story(village: Village) -> None:
         await village.live(establish)
@@ -453,7 +454,7 @@ def test_a_second_bookie_of_one_name_is_refused() -> None:
     Village().run(story)
 
 
-def test_another_bookies_disks_are_neither_served_nor_formatted() -> None:
+def test_disks_of_another_bookie_are_not_served_or_formatted() -> None:
     async def story(village: Village) -> None:
         await village.live(storing(fill))
         for work in (establish, format_, rejoin, write_off):
@@ -464,7 +465,7 @@ def test_another_bookies_disks_are_neither_served_nor_formatted() -> None:
     Village().run(story)
 
 
-def test_another_clusters_disks_are_neither_served_nor_formatted() -> None:
+def test_disks_of_another_cluster_are_not_served_or_formatted() -> None:
     async def story(village: Village) -> None:
         await village.live(storing(fill))
         await village.store.set(f"{ROOT}/INSTANCEID", b"00000000-0000-4000-8000-000000000000")
@@ -478,7 +479,7 @@ def test_another_clusters_disks_are_neither_served_nor_formatted() -> None:
     Village().run(story)
 
 
-def test_a_bookie_whose_cookie_was_removed_rejoins_with_all_it_holds() -> None:
+def test_bookie_without_cookie_rejoins_and_keeps_its_entries() -> None:
     async def story(village: Village) -> None:
         await village.live(storing(fill))
         await CookieNodes(village.store, ROOT).delete(BK1)
@@ -491,8 +492,8 @@ def test_a_bookie_whose_cookie_was_removed_rejoins_with_all_it_holds() -> None:
     Village().run(story)
 
 
-def test_a_wiped_bookie_whose_cookie_was_removed_is_not_new() -> None:
-    """B8: BookKeeper's tools remove cookies; our record stays."""
+def test_wiped_bookie_without_cookie_is_not_new() -> None:
+    """B8: BookKeeper's tools remove cookies, but not Rollbook's record."""
 
     async def story(village: Village) -> None:
         await village.live(establish)
@@ -505,7 +506,7 @@ def test_a_wiped_bookie_whose_cookie_was_removed_is_not_new() -> None:
     Village().run(story)
 
 
-def test_directories_that_moved_rejoin() -> None:
+def test_moved_directories_can_rejoin() -> None:
     async def story(village: Village) -> None:
         first = await village.live(establish)
         moved = replace(STORAGE, journal_dir="/elsewhere/j")
@@ -520,7 +521,7 @@ def test_directories_that_moved_rejoin() -> None:
     Village().run(story)
 
 
-def test_a_new_ledger_directory_rejoins() -> None:
+def test_new_ledger_directory_can_rejoin() -> None:
     async def story(village: Village) -> None:
         first = await village.live(establish)
         more = replace(STORAGE, ledger_dirs=(*STORAGE.ledger_dirs, "/l3"))
@@ -534,8 +535,8 @@ def test_a_new_ledger_directory_rejoins() -> None:
     Village().run(story)
 
 
-def test_a_lost_journal_is_written_off_and_in_doubt() -> None:
-    """B8: what it may have held is UNKNOWN, and so is whom it kept out."""
+def test_entries_are_unknown_after_journal_write_off() -> None:
+    """B8: entries and fences that it may have held are UNKNOWN."""
 
     async def story(village: Village) -> None:
         await make_three_ledgers(village)
@@ -554,7 +555,7 @@ def test_a_lost_journal_is_written_off_and_in_doubt() -> None:
 
 
 async def fill_more(storage: Storage) -> None:
-    """Some of it in entry logs of both directories, some in the journal."""
+    """Adds entries to logs in both directories and to the journal."""
     for first in range(0, 2000, 100):
         for ledger_id in (OPEN, CLOSED):
             await add_entries(storage, ledger_id, range(first, first + 100), bytes(100))
@@ -566,7 +567,7 @@ async def fill_more(storage: Storage) -> None:
 
 
 async def count_answers(storage: Storage) -> dict[str, int]:
-    """Of all that was added."""
+    """Counts the results of reading every added entry."""
     found: dict[str, int] = {}
     for ledger_id in (OPEN, CLOSED):
         for entry_id in range(2000):
@@ -580,8 +581,8 @@ async def count_answers(storage: Storage) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("lost", DIRECTORIES)
-def test_whatever_directory_is_lost_what_is_left_is_answered(lost: str) -> None:
-    """B8: and what was lost is never reported as absent."""
+def test_write_off_of_any_directory_keeps_the_other_entries(lost: str) -> None:
+    """B8: lost entries are never reported as absent."""
 
     async def story(village: Village) -> None:
         await make_three_ledgers(village)
@@ -599,8 +600,8 @@ def test_whatever_directory_is_lost_what_is_left_is_answered(lost: str) -> None:
 
 
 @pytest.mark.parametrize("lost", DIRECTORIES)
-def test_a_write_off_says_how_much_is_unknown(lost: str) -> None:
-    """Not only what metadata knows of: a lost log may have been of closed ledgers alone."""
+def test_write_off_reports_how_much_is_unknown(lost: str) -> None:
+    """Ledgers in doubt may be closed ones: a lost log may have held only those."""
 
     async def give_up(node: Node, identity: Identity) -> Formatted:
         return await identity.write_off(node.clock)
@@ -623,7 +624,7 @@ def test_a_write_off_says_how_much_is_unknown(lost: str) -> None:
     Village().run(story)
 
 
-def test_a_damaged_stamp_is_written_anew() -> None:
+def test_damaged_stamp_is_rewritten_by_rejoin() -> None:
     async def story(village: Village) -> None:
         first = await village.live(storing(fill))
         first = await village.live(establish)
@@ -640,8 +641,8 @@ def test_a_damaged_stamp_is_written_anew() -> None:
     Village().run(story)
 
 
-def test_directories_of_two_bookies_never_become_one() -> None:
-    """Not even if a stamp that tells them apart is gone: their files do, too."""
+def test_directories_of_two_bookies_are_never_mixed() -> None:
+    """This holds even without a stamp, since files carry the store's id as well."""
 
     async def story(village: Village) -> None:
         await village.live(storing(fill))
@@ -658,7 +659,7 @@ def test_directories_of_two_bookies_never_become_one() -> None:
     Village().run(story)
 
 
-def test_the_doctor_touches_nothing() -> None:
+def test_doctor_changes_nothing() -> None:
     async def story(village: Village) -> None:
         assert (await village.live(look)).standing is StartDecision.NEW
         assert village.node.disk.system.find("/j") is None
@@ -674,8 +675,8 @@ def test_the_doctor_touches_nothing() -> None:
     ("directory", "suffix", "remedy"),
     [("/j", ".journal", WRITE_OFF), ("/l1", "", FORMAT)],
 )
-def test_the_doctor_misses_a_file(directory: str, suffix: str, remedy: str) -> None:
-    """The same that the storage would miss, with the same advice."""
+def test_doctor_reports_a_missing_file(directory: str, suffix: str, remedy: str) -> None:
+    """It reports the same files, with the same advice, as opening the storage."""
 
     async def story(village: Village) -> None:
         await village.live(storing(fill))
@@ -684,7 +685,8 @@ def test_the_doctor_misses_a_file(directory: str, suffix: str, remedy: str) -> N
             if name.endswith(suffix) and name not in (STAMP, "lock"):
                 await disk.unlink(f"{directory}/{name}")
         for name in await disk.list_directory("/l2"):
-            if not suffix and name not in (STAMP, "lock"):  # The other copy of the catalog.
+            # Also removes the other copy of the catalog.
+            if not suffix and name not in (STAMP, "lock"):
                 await disk.unlink(f"/l2/{name}")
         diagnosis = await village.live(look)
         assert diagnosis.standing is StartDecision.REFUSED
@@ -792,8 +794,8 @@ async def ruin_both_catalogs(disk: Disk) -> None:
         ruin_both_catalogs,
     ],
 )
-def test_the_doctor_says_what_a_start_says(damage: Damage) -> None:
-    """Word for word, and with the same advice; and nobody starts what it calls fine."""
+def test_doctor_reports_the_same_refusal_as_a_start(damage: Damage) -> None:
+    """Message and advice are the same, for every kind of damage."""
 
     async def story(village: Village) -> None:
         await village.live(storing(fill_more))
@@ -810,8 +812,8 @@ def test_the_doctor_says_what_a_start_says(damage: Damage) -> None:
 
 
 @pytest.mark.parametrize("cut_at", range(12, 54, 6))
-def test_the_doctor_finds_nothing_wrong_with_what_a_kill_leaves(cut_at: int) -> None:
-    """Files that boot cut off behind their end are shorter than they were born."""
+def test_doctor_finds_no_problem_after_a_kill(cut_at: int) -> None:
+    """A start truncates journal files after their end, so they are shorter than when created."""
 
     async def story(village: Village) -> None:
         await village.live(storing(fill_more))
@@ -830,7 +832,7 @@ def test_the_doctor_finds_nothing_wrong_with_what_a_kill_leaves(cut_at: int) -> 
     Village().run(story)
 
 
-def test_the_doctor_sees_that_it_runs() -> None:
+def test_doctor_detects_a_running_bookie() -> None:
     async def story(village: Village) -> None:
         async def look_twice(node: Node, identity: Identity) -> None:
             locks = await identity.establish()
@@ -848,7 +850,7 @@ def test_the_doctor_sees_that_it_runs() -> None:
 
 
 def test_directories_restored_from_a_copy_are_refused_until_written_off() -> None:
-    """B8: what was acknowledged since is in doubt, and not absent."""
+    """B8: entries acknowledged since are in doubt, not absent."""
 
     async def story(village: Village) -> None:
         await make_three_ledgers(village)
@@ -863,7 +865,7 @@ def test_directories_restored_from_a_copy_are_refused_until_written_off() -> Non
         await village.live(write_off)
         assert await village.live(storing(answers)) == [
             EntryStateUnknown,
-            NoSuchLedger,  # Its end is known to all.
+            NoSuchLedger,  # Its end is known from metadata.
             NoSuchLedger,
         ]
         assert await village.live(storing(fences)) == [True, False, False]
@@ -872,7 +874,7 @@ def test_directories_restored_from_a_copy_are_refused_until_written_off() -> Non
 
 
 @pytest.mark.parametrize("directory", DIRECTORIES)
-def test_a_single_directory_that_was_restored_is_told(directory: str) -> None:
+def test_single_restored_directory_is_refused(directory: str) -> None:
     async def story(village: Village) -> None:
         await village.live(establish)
         stamp = f"{directory}/{STAMP}"
@@ -889,8 +891,8 @@ def test_a_single_directory_that_was_restored_is_told(directory: str) -> None:
     Village().run(story)
 
 
-def test_of_two_copies_that_start_by_turns_the_first_goes_on() -> None:
-    """B8: wherever each of them was when the other began."""
+def test_only_the_first_of_two_copies_to_start_serves() -> None:
+    """B8: a copy that starts later is refused."""
 
     async def story(village: Village) -> None:
         await village.live(storing(fill))
@@ -904,7 +906,7 @@ def test_of_two_copies_that_start_by_turns_the_first_goes_on() -> None:
     Village().run(story)
 
 
-def test_of_two_copies_that_start_at_once_one_goes_on() -> None:
+def test_only_one_of_two_copies_starting_at_once_serves() -> None:
     async def story(village: Village) -> None:
         await village.live(establish)
         other = village.world.node("b2")
@@ -915,7 +917,7 @@ def test_of_two_copies_that_start_at_once_one_goes_on() -> None:
         )
         refused = [isinstance(each, WrongBookie) for each in outcomes]
         assert sorted(refused) == [False, True]
-        # Not the other one either, once it has gone: what it acknowledged is not here.
+        # The loser is still refused later, since it lacks what the winner acknowledged.
         loser = (village.node, other)[refused.index(True)]
         with raises_message(WrongBookie):
             await village.live(establish, node=loser)
@@ -926,7 +928,7 @@ def test_of_two_copies_that_start_at_once_one_goes_on() -> None:
         Village(seed).run(story)
 
 
-def test_a_full_disk_keeps_no_bookie_from_starting() -> None:
+def test_bookie_starts_on_a_full_disk() -> None:
     async def story(village: Village) -> None:
         await village.live(establish)
         village.node.disk.capacity_bytes = village.node.disk.system.used_bytes
@@ -938,10 +940,10 @@ def test_a_full_disk_keeps_no_bookie_from_starting() -> None:
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
-def test_a_disk_that_is_full_for_us_keeps_no_bookie_from_starting(
+def test_bookie_starts_despite_enospc_or_edquot(
     number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A quota is a full disk, too."""
+    """An exhausted quota is treated like a full disk."""
 
     async def refuse(name: str) -> None:
         if name == "write_and_sync":
@@ -955,17 +957,17 @@ def test_a_disk_that_is_full_for_us_keeps_no_bookie_from_starting(
     Village().run(story)
 
 
-# --- Cut off at every step --------------------------------------------------------------------
+# --- Cuts at every step -----------------------------------------------------------------------
 
 
 CUTS_BOTH_WAYS = (0, 2)
-"""Seeds: what one of them ends by a kill, the other one ends by a loss of power."""
+"""Seeds: steps that one of them cuts by a kill, the other one cuts by a power cut."""
 
 
 def cut_everywhere(story: Callable[[Village], Awaitable[bool]], seed: int = 0) -> int:
-    """Until a step is asked for that the work does not have any more; by turns in two ways.
+    """Cuts the work at each of its steps in turn, by a kill or by a power cut.
 
-    What is torn by a loss of power, and how, is drawn from the seed. The story says whether it was cut
+    The seed decides what a power cut tears. The story returns whether it was cut
     off.
     """
     step, goes_on = 0, True
@@ -992,8 +994,8 @@ async def refusal_of(village: Village) -> WrongBookie | None:
     return None
 
 
-def test_a_write_off_can_be_cut_off_anywhere() -> None:
-    """B8: done again, if need be, it ends where an undisturbed one does."""
+def test_write_off_survives_a_cut_at_every_step() -> None:
+    """B8: repeated if necessary, it has the same result as without a cut."""
 
     async def story(village: Village) -> bool:
         cut_at, village.cut_at = village.cut_at, None
@@ -1019,8 +1021,8 @@ async def undisturbed(village: Village, work: Work) -> Any:
 
 
 @pytest.mark.parametrize("seed", CUTS_BOTH_WAYS)
-def test_making_a_bookie_can_be_cut_off_anywhere(seed: int) -> None:
-    """B8: the next start finishes it or begins again, and never asks anybody."""
+def test_bookie_creation_survives_a_cut_at_every_step(seed: int) -> None:
+    """B8: the next start completes the creation or begins it again, without an operator."""
 
     async def story(village: Village) -> bool:
         made = await village.live(establish)
@@ -1030,7 +1032,7 @@ def test_making_a_bookie_can_be_cut_off_anywhere(seed: int) -> None:
         assert member.record
         assert member.record.incarnation == incarnation
         assert await undisturbed(village, storing(answers)) == [NoSuchLedger] * 3
-        # It may have served, so even if all the world forgets it, it is not new any more.
+        # It may have served, so it is not new even if its nodes are removed.
         await CookieNodes(village.store, ROOT).delete(BK1)
         await village.store.delete(f"{village.cluster.own_root}/bookies/{BK1}")
         assert await refusal_of(village)
@@ -1040,8 +1042,8 @@ def test_making_a_bookie_can_be_cut_off_anywhere(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", CUTS_BOTH_WAYS)
-def test_a_start_can_be_cut_off_anywhere(seed: int) -> None:
-    """B8: it locks nobody out, and leaves no copy behind that would pass."""
+def test_start_survives_a_cut_at_every_step(seed: int) -> None:
+    """B8: the next start succeeds, and a copy of the interrupted state is refused."""
 
     async def story(village: Village) -> bool:
         cut_at, village.cut_at = village.cut_at, None
@@ -1058,8 +1060,8 @@ def test_a_start_can_be_cut_off_anywhere(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", CUTS_BOTH_WAYS)
-def test_of_two_copies_one_goes_on_wherever_the_other_was_cut_off(seed: int) -> None:
-    """B8: it has begun a start and not announced it, so that the other copy's has the same number."""
+def test_one_of_two_copies_serves_after_a_cut_at_every_step(seed: int) -> None:
+    """B8: a start that was not announced has the same number as the other copy's."""
 
     async def story(village: Village) -> bool:
         cut_at, village.cut_at = village.cut_at, None
@@ -1080,8 +1082,8 @@ def test_of_two_copies_one_goes_on_wherever_the_other_was_cut_off(seed: int) -> 
     assert cut_everywhere(story, seed) > 10
 
 
-def test_a_format_can_be_cut_off_anywhere() -> None:
-    """B8: the earlier life is all there, or nothing serves before it is formatted again."""
+def test_format_survives_a_cut_at_every_step() -> None:
+    """B8: either all earlier entries are kept, or the bookie must be formatted again."""
 
     async def story(village: Village) -> bool:
         await make_three_ledgers(village)
@@ -1105,7 +1107,7 @@ def test_a_format_can_be_cut_off_anywhere() -> None:
     assert cut_everywhere(story) > 25
 
 
-def test_rejoining_can_be_cut_off_anywhere() -> None:
+def test_rejoin_survives_a_cut_at_every_step() -> None:
     async def story(village: Village) -> bool:
         cut_at, village.cut_at = village.cut_at, None
         before = await village.live(storing(fill))

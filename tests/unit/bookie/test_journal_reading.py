@@ -1,4 +1,4 @@
-"""Journal files read in windows: the same as read whole, whatever has happened to them."""
+"""Journal files read in windows give the same result as read whole, with or without damage."""
 
 import random
 import struct
@@ -72,7 +72,7 @@ def entries(ledger_id: int, first: int, sizes: Sequence[int]) -> tuple[bytes, by
 
 
 def journal(chance: random.Random, *, records: int = 12) -> tuple[bytearray, list[int]]:
-    """Some records, each a write of its own but for a few, and where each write starts."""
+    """A journal file of some records, most in separate writes, and the start of each write."""
     packer = RecordPacker(FILE_ID, FILE_HEADER_BYTES, 100, 99)
     contents, starts = bytearray(HEADER.pack()), []
     for number in range(records):
@@ -81,7 +81,7 @@ def journal(chance: random.Random, *, records: int = 12) -> tuple[bytearray, lis
         written = packer.pack_body(RecordKind.ENTRIES, body, rows)
         starts.append(written.position)
         contents += b"".join(written.buffers)
-        if chance.random() < 0.8:  # Else the next one was written before this one was synced.
+        if chance.random() < 0.8:  # Otherwise the next record is written before this one is synced.
             packer.on_synced(written)
     if chance.random() < 0.5:
         kind = chance.choice((RecordKind.IDLE, RecordKind.END))
@@ -123,8 +123,10 @@ def known_of(found: ReadBack) -> tuple[object, ...]:
 
 
 @pytest.mark.parametrize("seed", range(150))
-async def test_windows_do_not_matter(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """B3: sound, torn or rotten, and wherever a window ends."""
+async def test_read_back_does_not_depend_on_window_size(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B3: for sound, torn and rotten files, and any end of a window."""
     chance = random.Random(seed)
     contents, _ = journal(chance)
     for _ in range(chance.choice((0, 0, 1, 2))):
@@ -147,8 +149,8 @@ async def test_a_file_that_was_never_written_to_is_blank() -> None:
     assert not (await read_back(MemoryFile(written).file, HEADER, 100, 0)).is_blank
 
 
-async def test_what_nothing_proves_durable_begins_behind_the_last_claim() -> None:
-    """B3: the last write, as a rule; nothing, if an idle record or a successor vouches for it."""
+async def test_unproven_part_starts_after_the_last_durability_claim() -> None:
+    """B3: usually only the last write is unproven; an idle record or a successor proves it."""
     packer = RecordPacker(FILE_ID, FILE_HEADER_BYTES, 100, 99)
     contents, starts = bytearray(HEADER.pack()), array("I")
     for number in range(3):
@@ -165,10 +167,10 @@ async def test_what_nothing_proves_durable_begins_behind_the_last_claim() -> Non
     assert (found.unproven_at, found.end) == (len(contents) - SECTOR, len(contents))
 
 
-async def test_it_is_written_again_as_it_is_and_then_synced(
+async def test_write_again_rewrites_the_range_unchanged_and_syncs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """B3: with the header, if that is as young."""
+    """B3: the header is rewritten too if the range begins right after it."""
     monkeypatch.setattr(journal_reading, "_WINDOW_BYTES", 1000)
     contents, starts = journal(random.Random(2))
     file = MemoryFile(contents)
@@ -185,7 +187,7 @@ async def test_it_is_written_again_as_it_is_and_then_synced(
     assert (file.rewritten, file.syncs) == ([], 1)
 
 
-async def test_what_is_known_to_be_blank_is_not_looked_through(
+async def test_known_blank_file_is_not_scanned(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(journal_reading, "_WINDOW_BYTES", 4096)

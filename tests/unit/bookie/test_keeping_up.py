@@ -1,4 +1,4 @@
-"""Checkpoints that are slower than the adds which make them due."""
+"""Checkpoints that are slower than the adds that cause them."""
 
 import asyncio
 
@@ -10,8 +10,8 @@ from tests.unit.bookie.test_storage import CONFIG, add, adds, entry, tell
 PAYLOAD = bytes(8_000)
 
 
-def test_adds_wait_for_checkpoints_that_do_not_keep_up() -> None:
-    """And are not refused: a writer takes that for a reason to leave."""
+def test_adds_wait_for_slow_checkpoints() -> None:
+    """Adds are not refused, since a writer would then leave the bookie."""
 
     async def story(storage: Storage, node: Node) -> None:
         checkpoint = storage.checkpoint
@@ -21,7 +21,7 @@ def test_adds_wait_for_checkpoints_that_do_not_keep_up() -> None:
             await asyncio.sleep(1)
             return await checkpoint()
 
-        storage.checkpoint = slow_checkpoint  # type: ignore[method-assign]  # Slower than any adds.
+        storage.checkpoint = slow_checkpoint  # type: ignore[method-assign]  # It is slower than the adds.
         began_ns = node.clock.monotonic_ns()
         for turn in range(30):
             admissions = [storage.add(adds((1 + n, turn), payload=PAYLOAD)) for n in range(8)]
@@ -32,13 +32,14 @@ def test_adds_wait_for_checkpoints_that_do_not_keep_up() -> None:
                 await each.done
             waiting.append(storage.stats.journal_files_waiting())
         assert max(waiting) == CONFIG.waiting_files_max
-        assert node.clock.monotonic_ns() - began_ns > 20e9  # About thirty files, one a second.
+        # About thirty files were checkpointed, one per second.
+        assert node.clock.monotonic_ns() - began_ns > 20e9
         assert await storage.read(8, 29) == entry(8, 29, PAYLOAD)
 
     tell(story)
 
 
-def test_adds_that_wait_for_a_checkpoint_learn_that_it_never_comes() -> None:
+def test_failed_checkpoint_stops_the_storage_while_adds_wait() -> None:
     async def story(storage: Storage, node: Node) -> None:
         async def no_checkpoint() -> bool:
             await asyncio.sleep(100)

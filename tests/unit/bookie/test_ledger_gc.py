@@ -1,4 +1,4 @@
-"""Garbage collection against the simulated metadata store: what goes, and above all what does not."""
+"""Garbage collection with the simulated metadata store: ledgers it deletes, and ledgers it keeps."""
 
 import asyncio
 import random
@@ -37,7 +37,7 @@ SPACE = SpaceConfig(gc_interval_s=100.0, gc_quarantine_s=1000.0, deleted_kept_s=
 
 
 class Site:
-    """A storage, a cluster, and the garbage collection between them."""
+    """A storage, a cluster, and the garbage collection that compares them."""
 
     def __init__(
         self, world: World, node: Node, storage: Storage, store: MetadataStore, cluster: Cluster
@@ -51,7 +51,7 @@ class Site:
         self.restart()
 
     def restart(self) -> None:
-        """All that is only in its memory."""
+        """Replaces the garbage collection, which loses its in-memory state."""
         census = DeletedLedgerScan(self.store, self.cluster)
         self.garbage = Garbage(self.storage, self.node.clock, SPACE, census)
 
@@ -112,8 +112,8 @@ def tell(
     world.run(scenario())
 
 
-def test_the_events_of_one_ledger_tell_its_life() -> None:
-    """From its creation to the deletion of its copy, in the logs of clients and bookies."""
+def test_log_events_cover_the_whole_life_of_a_ledger() -> None:
+    """Clients and bookies log events from its creation to the deletion of its copy."""
     life: list[str] = []
 
     async def story(site: Site) -> None:
@@ -146,25 +146,25 @@ def test_the_events_of_one_ledger_tell_its_life() -> None:
     ]
 
 
-# --- What goes --------------------------------------------------------------------------------
+# --- Deleted copies ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("layout", [Layout.HIERARCHICAL, Layout.LONG_HIERARCHICAL])
-def test_a_deleted_ledger_goes_after_two_scans_and_a_quarantine(layout: Layout) -> None:
-    """B11: and it stays fenced for long, and then nothing is known of it."""
+def test_deleted_ledger_is_collected_after_two_scans_and_quarantine(layout: Layout) -> None:
+    """B11: it stays fenced for a long time, and is then forgotten completely."""
 
     async def story(site: Site) -> None:
         ids = [0, 1, 9_999, 10_000, 123_456, 10**9, 2**31 - 1]
         if layout is Layout.LONG_HIERARCHICAL:
             ids += [2**40, 2**63 - 1]
         await site.fill(*ids)
-        await site.storage.fence(5, KEY)  # Never seen otherwise, and not in metadata.
+        await site.storage.fence(5, KEY)  # This ledger has no entries and no metadata.
         gone = ids[::2]
         await site.delete(*gone)
         await site.scans(2)
         assert site.garbage.state.agreed == len(gone) + 1
         for ledger_id in ids:
-            assert await site.is_here(ledger_id)  # In quarantine nothing changes.
+            assert await site.is_here(ledger_id)  # Entries stay readable during the quarantine.
         await site.scans(10)
         for ledger_id in ids:
             assert await site.is_here(ledger_id) == (ledger_id not in gone)
@@ -177,7 +177,7 @@ def test_a_deleted_ledger_goes_after_two_scans_and_a_quarantine(layout: Layout) 
         assert site.storage.is_fenced(gone[0])
         await asyncio.sleep(1500)
         await site.scans(1)
-        assert site.storage.is_fenced(gone[0])  # The journal would say it again.
+        assert site.storage.is_fenced(gone[0])  # Replay of the journal would delete it again.
         await site.create(77)
         await fill(site.storage, range(77, 78), entries=80, size=1000)
         await settle(site.storage)
@@ -188,14 +188,14 @@ def test_a_deleted_ledger_goes_after_two_scans_and_a_quarantine(layout: Layout) 
     tell(story, layout=layout)
 
 
-def test_an_operator_need_not_wait_for_the_quarantine() -> None:
+def test_forced_collection_skips_the_quarantine() -> None:
     async def story(site: Site) -> None:
         await site.fill(1, 2)
         await site.delete(1)
         await site.garbage.collect(force=True)
         await asyncio.sleep(50)
         await site.garbage.collect(force=True)
-        assert await site.is_here(1)  # Two scans an interval apart: nobody passes that.
+        assert await site.is_here(1)  # Even a forced collection needs two scans an interval apart.
         await asyncio.sleep(51)
         await site.garbage.collect(force=True)
         assert not await site.is_here(1)
@@ -204,11 +204,11 @@ def test_an_operator_need_not_wait_for_the_quarantine() -> None:
     tell(story)
 
 
-# --- What does not ----------------------------------------------------------------------------
+# --- Kept copies ------------------------------------------------------------------------------
 
 
-def test_a_ledger_made_at_any_time_is_never_garbage() -> None:
-    """B11: between scans, during one, with its first add late or early."""
+def test_existing_ledger_is_never_garbage_whenever_created() -> None:
+    """B11: it may be created between or during scans, and get its first add early or late."""
 
     async def story(site: Site) -> None:
         made: list[int] = []
@@ -235,8 +235,8 @@ def test_a_ledger_made_at_any_time_is_never_garbage() -> None:
     tell(story)
 
 
-def test_one_that_comes_back_in_quarantine_stays() -> None:
-    """B11: an operator deleted the wrong one, and restores its metadata."""
+def test_ledger_restored_in_quarantine_is_kept() -> None:
+    """B11: an operator deleted the wrong ledger and restores its metadata."""
 
     async def story(site: Site) -> None:
         await site.fill(1, 2)
@@ -245,17 +245,17 @@ def test_one_that_comes_back_in_quarantine_stays() -> None:
         await site.create(1)
         await site.scans(15)
         assert await site.is_here(1)
-        await site.delete(1)  # Then it is created again.
+        await site.delete(1)  # Its absence must be confirmed again.
         await site.scans(2)
         assert await site.is_here(1)
 
     tell(story)
 
 
-def test_nothing_is_acknowledged_between_the_last_check_and_the_deletion(
+def test_adds_are_refused_between_last_check_and_deletion(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """B1, B11: one that is created again in that moment may fail, and must not be lost."""
+    """B1, B11: adds to a ledger that is recreated at that moment may fail, but not be lost."""
 
     async def story(site: Site) -> None:
         async def absent(census: DeletedLedgerScan, ids: "array[int]") -> "array[int]":
@@ -263,7 +263,7 @@ def test_nothing_is_acknowledged_between_the_last_check_and_the_deletion(
             await site.create(*before)
             for ledger_id in before:
                 admission = site.storage.add(adds((ledger_id, 5)))
-                # Not "fenced": its writer would take that for another one, and give up.
+                # "Fenced" would make its writer believe in another writer and give up.
                 assert admission.refusals == (Overloaded,)
             return before[:1]
 
@@ -275,12 +275,12 @@ def test_nothing_is_acknowledged_between_the_last_check_and_the_deletion(
         assert site.garbage.state.deleted == 1
         assert not await site.is_here(0)
         assert await site.is_here(1)
-        await add(site.storage, (1, 5))  # That one goes on.
+        await add(site.storage, (1, 5))  # Its writer can continue.
 
     tell(story)
 
 
-def test_a_restart_begins_anew_and_loses_nothing() -> None:
+def test_restart_begins_the_quarantine_again() -> None:
     async def story(site: Site) -> None:
         await site.fill(1, 2)
         await site.delete(1)
@@ -294,7 +294,7 @@ def test_a_restart_begins_anew_and_loses_nothing() -> None:
     tell(story)
 
 
-def test_a_store_that_is_away_says_nothing_about_any_ledger() -> None:
+def test_metadata_outage_makes_no_ledger_suspect() -> None:
     """B11."""
 
     async def story(site: Site) -> None:
@@ -316,7 +316,7 @@ def test_a_store_that_is_away_says_nothing_about_any_ledger() -> None:
 
 
 @pytest.mark.parametrize("how", ["emptied", "another cluster", "own trees gone", "no instance id"])
-def test_another_or_an_emptied_cluster_says_nothing_about_any_ledger(how: str) -> None:
+def test_emptied_or_foreign_cluster_deletes_no_ledger(how: str) -> None:
     """B11."""
 
     async def story(site: Site) -> None:
@@ -348,8 +348,8 @@ async def remove(store: MetadataStore, path: str) -> None:
     await store.delete(path)
 
 
-def test_listings_with_holes_delete_nothing_that_exists() -> None:
-    """B11: each is asked for by itself in the end."""
+def test_partial_listings_delete_no_existing_ledger() -> None:
+    """B11: each ledger is checked by itself before its deletion."""
 
     async def story(site: Site) -> None:
         await site.fill(*range(40))
@@ -365,8 +365,8 @@ def test_listings_with_holes_delete_nothing_that_exists() -> None:
     tell(story)
 
 
-def test_many_at_once_wait_for_an_operator() -> None:
-    """B11: and go once an operator says so; a scan that fails meanwhile does not release them."""
+def test_many_deletions_wait_for_an_operator() -> None:
+    """B11: they are deleted once an operator forces it."""
 
     async def story(site: Site) -> None:
         await site.fill(*range(300))
@@ -397,12 +397,12 @@ def test_without_metadata_nothing_is_garbage() -> None:
     tell(story)
 
 
-# --- The census alone -------------------------------------------------------------------------
+# --- The scan by itself -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_the_census_is_the_difference_of_two_sets(seed: int) -> None:
-    """Whatever ids are here and there, dense or far apart."""
+def test_scan_returns_ids_absent_from_metadata(seed: int) -> None:
+    """For ids that are dense or far apart."""
 
     async def story(site: Site) -> None:
         chance = random.Random(seed)
@@ -420,8 +420,8 @@ def test_the_census_is_the_difference_of_two_sets(seed: int) -> None:
     tell(story, seed=seed, layout=Layout.LONG_HIERARCHICAL)
 
 
-def test_a_layout_that_was_lost_is_written_down_again() -> None:
-    """Without it every look at the cluster walks all of it, for as long as bookies run."""
+def test_missing_layout_node_is_rewritten() -> None:
+    """Without this node every scan would walk the whole cluster."""
 
     async def story(site: Site) -> None:
         await site.create(1)
@@ -437,8 +437,8 @@ def test_a_layout_that_was_lost_is_written_down_again() -> None:
     tell(story)
 
 
-def test_deletions_leave_a_full_journal_to_fences() -> None:
-    """B4: what cannot be made anywhere else comes first."""
+def test_deletion_is_refused_when_only_fence_space_is_left() -> None:
+    """B4: fences cannot be made elsewhere, so they get the last space."""
 
     async def story(site: Site) -> None:
         await site.fill(0)
@@ -452,7 +452,7 @@ def test_deletions_leave_a_full_journal_to_fences() -> None:
             await site.storage.delete(0)
         records.header, journal.is_full = header, False
         assert await site.is_here(0)
-        await add(site.storage, (0, 9))  # Nothing has been done to it.
+        await add(site.storage, (0, 9))  # The ledger is unchanged.
         await site.storage.delete(0)
         assert not await site.is_here(0)
 

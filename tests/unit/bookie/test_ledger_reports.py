@@ -1,4 +1,4 @@
-"""What operators see of ledgers is what readers get."""
+"""Ledger reports for operators agree with reads."""
 
 import asyncio
 import random
@@ -15,14 +15,14 @@ from tests.unit.bookie.test_storage import FRAME_BYTES_MAX, KEY, digest_of, tell
 
 
 @pytest.mark.parametrize("seed", range(30))
-async def test_ids_are_sorted_each_once(seed: int) -> None:
+async def test_ids_are_sorted_without_duplicates(seed: int) -> None:
     chance = random.Random(seed)
     count = chance.choice((0, 1, 5_000, 5_001, 40_000))
     known = [chance.randrange(chance.choice((10, 50_000))) for _ in range(count)]
     assert list(await sorted_ids(known)) == sorted(set(known))
 
 
-async def test_others_have_their_turn_while_ids_are_sorted() -> None:
+async def test_sorting_ids_yields_to_other_tasks() -> None:
     turns = 0
 
     async def other() -> None:
@@ -38,7 +38,7 @@ async def test_others_have_their_turn_while_ids_are_sorted() -> None:
 
 
 async def add_confirming(storage: Storage, ledger_id: int, entry_id: int, payload: bytes) -> None:
-    """Its LAC is the entry before it."""
+    """Adds an entry whose LAC is the entry before it."""
     packer = v2_adds.V2AddPacker(KEY, digest_of(ledger_id))
     frame = packer.pack(EntryId(entry_id), EntryId(entry_id - 1), 0, payload)
     adds, _ = v2_adds.take_adds(frame, 0, FRAME_BYTES_MAX)
@@ -49,8 +49,8 @@ async def add_confirming(storage: Storage, ledger_id: int, entry_id: int, payloa
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_summaries_agree_with_what_can_be_read(seed: int) -> None:
-    """Through fences, deletions and checkpoints."""
+def test_summaries_agree_with_reads(seed: int) -> None:
+    """This holds across fences, deletions and checkpoints."""
 
     async def story(storage: Storage, node: Node) -> None:
         chance = node.randomness

@@ -1,4 +1,4 @@
-"""A bookie that is to leave the cluster, from its own side."""
+"""A bookie that follows its lifecycle state while it leaves the cluster."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -57,8 +57,8 @@ async def site_of(cluster: LocalCluster) -> Site:
     return Site(cluster, store, LifecycleNodes(store, await open_cluster(store, "/ledgers")))
 
 
-async def test_a_draining_bookie_is_read_only_and_says_so(tmp_path: Path) -> None:
-    """B15; BL4, BL15, BL18, BL19: it takes no entries, and its registration says that it drains."""
+async def test_draining_bookie_is_read_only_and_registers_as_draining(tmp_path: Path) -> None:
+    """B15; BL4, BL15, BL18, BL19: it refuses entries, and its registration shows that it drains."""
     async with LocalCluster(tmp_path, [B1]) as cluster:
         site = await site_of(cluster)
         await until(site.is_seen_writable)
@@ -71,8 +71,8 @@ async def test_a_draining_bookie_is_read_only_and_says_so(tmp_path: Path) -> Non
         assert not site.bookie.storage.refuses_adds
 
 
-async def test_a_bookie_that_leaves_serves_reads(tmp_path: Path) -> None:
-    """BL4, BL8, BL12: in each state it takes no entries, and what it has is read."""
+async def test_leaving_bookie_serves_reads_in_every_state(tmp_path: Path) -> None:
+    """BL4, BL8, BL12: in each state it refuses entries but serves reads."""
     async with LocalCluster(tmp_path, [B1]) as cluster, cluster.connect() as ledgers:
         site = await site_of(cluster)
         await ledgers.until_writable(1, DEADLINE_S)
@@ -91,8 +91,8 @@ async def test_a_bookie_that_leaves_serves_reads(tmp_path: Path) -> None:
                 assert [entry.payload async for entry in reader.read()] == [b"kept"]
 
 
-async def test_a_start_in_the_midst_of_a_drain_is_never_writable(tmp_path: Path) -> None:
-    """B15; BL13, BL15: its state is set while it is away, and it obeys before it registers."""
+async def test_bookie_started_during_a_drain_is_never_writable(tmp_path: Path) -> None:
+    """B15; BL13, BL15: its state was set while it was down; it applies it before it registers."""
     async with LocalCluster(tmp_path, [B1]) as cluster:
         site = await site_of(cluster)
         await cluster.stop(B1)
@@ -104,7 +104,7 @@ async def test_a_start_in_the_midst_of_a_drain_is_never_writable(tmp_path: Path)
         assert [event async for event in watch] == [], "it was not writable for a moment"
 
 
-async def test_a_lifecycle_that_cannot_be_read_counts_as_leaving(tmp_path: Path) -> None:
+async def test_unreadable_lifecycle_counts_as_leaving(tmp_path: Path) -> None:
     """B15; BL15."""
     async with LocalCluster(tmp_path, [B1]) as cluster:
         site = await site_of(cluster)

@@ -1,4 +1,4 @@
-"""Lanes: who is offered is served."""
+"""Lanes serve the queues of requests that are offered to them."""
 
 import asyncio
 from collections.abc import Callable
@@ -19,8 +19,8 @@ def turn_of(
     return LoopBudget(clock or StandingClock(10**9), adds_wait)
 
 
-async def test_who_comes_while_the_last_task_ends_is_served() -> None:
-    """It has looked for more and found nothing, and still counts as one of the lane's tasks."""
+async def test_request_offered_as_the_last_task_ends_is_served() -> None:
+    """The task has found no further request, but still counts as one of the lane's tasks."""
     served: list[QueuedRequest] = []
     crashes: list[BaseException] = []
     lane = Lane(1, turn_of(), crashes.append)
@@ -46,7 +46,7 @@ async def test_who_comes_while_the_last_task_ends_is_served() -> None:
     await lane.close()
 
 
-async def test_connections_are_served_in_turn_and_each_has_its_bound() -> None:
+async def test_connections_take_turns_within_their_limits() -> None:
     served: list[str] = []
     running = {"a": 0, "b": 0}
     most = {"a": 0, "b": 0}
@@ -75,8 +75,8 @@ async def test_connections_are_served_in_turn_and_each_has_its_bound() -> None:
     await lane.close()
 
 
-async def test_a_turn_ends_when_enough_was_made_and_the_next_one_begins() -> None:
-    """However much there is to answer from memory, the loop sees to others in between."""
+async def test_turn_ends_at_its_byte_budget() -> None:
+    """The loop runs other tasks even if many requests can be answered from memory."""
     turn = turn_of()
     lane = Lane(4, turn, lambda error: None)
     served = 0
@@ -95,11 +95,11 @@ async def test_a_turn_ends_when_enough_was_made_and_the_next_one_begins() -> Non
             counts.append(served)
             await asyncio.sleep(0)
     steps = [after - before for before, after in pairwise(counts)]
-    assert max(steps) <= 8  # Four, and the end of one turn may meet the beginning of the next.
+    assert max(steps) <= 8  # Four a turn; two turns may follow each other directly.
     await lane.close()
 
 
-async def test_one_task_waits_for_the_next_turn_and_not_all_that_there_may_be() -> None:
+async def test_at_most_two_tasks_wait_for_the_next_turn() -> None:
     turn = turn_of()
     lane = Lane(16, turn, lambda error: None)
     served = 0
@@ -114,14 +114,14 @@ async def test_one_task_waits_for_the_next_turn_and_not_all_that_there_may_be() 
     tasks_max = 0
     async with asyncio.timeout(30):
         while served < 40:
-            lane.offer(queue)  # As everything that happens to a connection does.
+            lane.offer(queue)  # Every event on a connection offers its queue.
             tasks_max = max(tasks_max, len(asyncio.all_tasks()) - 1)
             await asyncio.sleep(0)
-    assert tasks_max <= 2  # Besides, one that has just been hired.
+    assert tasks_max <= 2  # One task waits, and one may just have been started.
     await lane.close()
 
 
-async def test_one_offer_is_enough_for_all_that_may_wait_at_the_same_time() -> None:
+async def test_one_offer_starts_all_requests_within_the_limit() -> None:
     lane = Lane(8, turn_of(), lambda error: None)
     begun = 0
     may_end = asyncio.Event()
@@ -143,7 +143,7 @@ async def test_one_offer_is_enough_for_all_that_may_wait_at_the_same_time() -> N
     await lane.close()
 
 
-async def test_a_closed_lane_begins_nothing() -> None:
+async def test_closed_lane_starts_no_request() -> None:
     lane = Lane(4, turn_of(), lambda error: None)
     never = asyncio.Event()
 
@@ -160,8 +160,8 @@ async def test_a_closed_lane_begins_nothing() -> None:
     assert queue.running == 0
 
 
-async def test_who_is_not_ready_any_more_can_say_when_it_is() -> None:
-    """It was offered, and something came between: its owner is notified, else nobody would ask again."""
+async def test_owner_is_notified_if_its_queue_is_not_ready() -> None:
+    """A queue that is no longer ready when its turn comes must be offered again by its owner."""
     lane = Lane(1, turn_of(), lambda error: None)
     told = 0
     is_open = True
@@ -183,7 +183,7 @@ async def test_who_is_not_ready_any_more_can_say_when_it_is() -> None:
     await lane.close()
 
 
-async def test_whoever_makes_something_long_has_a_step_in_turn() -> None:
+async def test_long_responses_take_steps_in_turn() -> None:
     turn = turn_of()
     steps: list[str] = []
 
@@ -203,11 +203,11 @@ async def test_whoever_makes_something_long_has_a_step_in_turn() -> None:
 
     async with asyncio.timeout(30):
         await asyncio.gather(make("a", 6), make("b", 6), make("c", 1), beat())
-    assert "".join(steps) == "aabcababababb"  # One had begun before the others came.
-    assert beats >= 13  # Others had theirs in between.
+    assert "".join(steps) == "aabcababababb"  # The first task began before the others arrived.
+    assert beats >= 13  # Other tasks ran between the steps.
 
 
-async def test_who_gives_up_waiting_for_a_step_keeps_nobody_from_it() -> None:
+async def test_cancelled_wait_for_a_step_blocks_no_other() -> None:
     turn = turn_of()
     first, second = (asyncio.create_task(turn.come()) for _ in range(2))
     turn.spend(2_000_000)
@@ -218,7 +218,7 @@ async def test_who_gives_up_waiting_for_a_step_keeps_nobody_from_it() -> None:
     assert first.cancelled()
 
 
-async def test_beside_adds_steps_are_small_and_what_came_is_heard_between_two() -> None:
+async def test_steps_are_small_and_spaced_during_adds() -> None:
     clock = StandingClock(10**9)
     turn = turn_of(clock=clock)
     turns = 0
@@ -230,14 +230,14 @@ async def test_beside_adds_steps_are_small_and_what_came_is_heard_between_two() 
             turns += 1
 
     async def steps(count: int) -> tuple[list[int], list[int]]:
-        """How many bytes each of them had, and in which turn it was."""
+        """The size of each step, and the loop turn in which it began."""
         sizes, began = [], []
         for _ in range(count):
             sizes.append(await turn.come())
             began.append(turns)
             turn.spend(sizes[-1])
         last = turns
-        while turns < last + 1_000:  # Nothing is left of what was spent.
+        while turns < last + 1_000:  # By then the budget is restored.
             await asyncio.sleep(0)
         return sizes, began
 
@@ -246,7 +246,7 @@ async def test_beside_adds_steps_are_small_and_what_came_is_heard_between_two() 
         alone, began_alone = await steps(6)
         turn.on_adds(clock.now_ns)
         beside, began_beside = await steps(6)
-        clock.now_ns += 10**9  # Nobody adds any more.
+        clock.now_ns += 10**9  # No client adds any more.
         afterwards, _ = await steps(6)
     counting.cancel()
     assert max(beside) <= min(alone) // 4
@@ -255,7 +255,7 @@ async def test_beside_adds_steps_are_small_and_what_came_is_heard_between_two() 
     assert afterwards == alone
 
 
-async def test_background_reads_wait_for_adds_to_be_written_but_not_for_ever() -> None:
+async def test_reads_wait_for_adds_to_be_written_but_not_forever() -> None:
     adds_wait = True
     turn = turn_of(lambda: adds_wait)
     step = asyncio.create_task(turn.come())
@@ -266,11 +266,11 @@ async def test_background_reads_wait_for_adds_to_be_written_but_not_for_ever() -
     async with asyncio.timeout(30):
         await step
         turn.spend(1)
-        adds_wait = True  # From now on.
+        adds_wait = True  # Adds wait from now on.
         await turn.come()
 
 
-async def test_however_many_write_what_is_urgent_is_begun_soon() -> None:
+async def test_request_starts_soon_despite_many_writers() -> None:
     turn = turn_of()
     line, lane = StepQueue(turn), Lane(4, turn, lambda error: None)
     written: list[int] = []
@@ -304,7 +304,7 @@ async def test_however_many_write_what_is_urgent_is_begun_soon() -> None:
     await lane.close()
 
 
-async def test_a_line_goes_on_when_one_of_it_fails_and_without_who_leaves_it() -> None:
+async def test_step_queue_survives_a_failing_or_leaving_member() -> None:
     line = StepQueue(turn_of())
     gone_on: list[str] = []
     failures: list[object] = []
@@ -326,7 +326,7 @@ async def test_a_line_goes_on_when_one_of_it_fails_and_without_who_leaves_it() -
     async with asyncio.timeout(30):
         while not gone_on:
             await asyncio.sleep(0)
-        line.join(lambda: gone_on.append("late"))  # Nobody was looking any more, perhaps.
+        line.join(lambda: gone_on.append("late"))  # By now the queue may have stopped running.
         while len(gone_on) < 2:
             await asyncio.sleep(0)
     assert gone_on == ["last", "late"]
@@ -334,10 +334,10 @@ async def test_a_line_goes_on_when_one_of_it_fails_and_without_who_leaves_it() -
 
 
 @pytest.mark.parametrize("is_beside_adds", [False, True])
-async def test_a_lane_that_never_lets_go_leaves_every_other_turn_to_the_other(
+async def test_busy_lane_leaves_every_other_turn_to_the_other_lane(
     is_beside_adds: bool,
 ) -> None:
-    """What memory answers does not wait for a disk in between."""
+    """Requests answered from memory never wait for the disk."""
     clock = StandingClock(10**9)
     turn = turn_of(clock=clock)
     if is_beside_adds:

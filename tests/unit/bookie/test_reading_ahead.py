@@ -1,4 +1,4 @@
-"""Readers of one file that come at the same time: what one of them fetches, nobody fetches again."""
+"""Concurrent readers of one file share what each of them reads from disk."""
 
 import asyncio
 import random
@@ -28,7 +28,7 @@ BODIES = [random.Random(n).randbytes(40_000) for n in range(64)]
 
 
 class SlowFile:
-    """In memory; what is read comes when `gate` is open."""
+    """A file in memory; reads wait until `gate` is open."""
 
     def __init__(self) -> None:
         self.contents = bytearray(FILE_HEADER_BYTES)
@@ -39,7 +39,7 @@ class SlowFile:
         return lend(await self.read_at(position, length), use)
 
     def prefetch(self, position: int, length: int) -> None:
-        """A read that waits at the gate gains nothing by that."""
+        """Does nothing: reads wait for the gate anyway."""
 
     async def read_at(self, position: int, length: int) -> bytes:
         self.reads.append((position, length))
@@ -75,8 +75,8 @@ async def test_several_readers_of_one_record_read_it_once() -> None:
     assert len(file.reads) == 1
 
 
-async def test_who_comes_behind_another_reads_ahead_and_nothing_twice() -> None:
-    """Like a reader that requests the next stretch before it has had the last."""
+async def test_sequential_reader_reads_ahead_and_nothing_twice() -> None:
+    """The reader requests the next records before it has received the previous ones."""
     records, file = written()
     async with asyncio.timeout(30), asyncio.TaskGroup() as group:
         readers = []
@@ -93,7 +93,7 @@ async def test_who_comes_behind_another_reads_ahead_and_nothing_twice() -> None:
 
 
 async def test_several_requests_of_one_reader_are_read_in_order() -> None:
-    """Each begins where the one before has not got to yet."""
+    """Each request begins beyond what the previous ones have read so far."""
     records, file = written()
     file.gate.set()
 
@@ -112,7 +112,7 @@ async def test_several_requests_of_one_reader_are_read_in_order() -> None:
     assert len(file.reads) <= 2 + -(-records.end // (512 * 1024))
 
 
-async def test_what_was_not_kept_or_is_damaged_is_read_by_whoever_waited_for_it() -> None:
+async def test_uncached_or_damaged_record_is_read_by_each_waiter() -> None:
     records, file = written(cache_bytes=10)
     file.gate.set()
     assert await asyncio.gather(*(records.body(3) for _ in range(3))) == [BODIES[3]] * 3
@@ -123,7 +123,7 @@ async def test_what_was_not_kept_or_is_damaged_is_read_by_whoever_waited_for_it(
     assert [type(each) for each in found] == [TornRecord] * 3
 
 
-async def test_a_reader_that_gives_up_leaves_the_others_their_record() -> None:
+async def test_cancelled_reader_does_not_fail_the_others() -> None:
     records, file = written()
     first, second = (asyncio.create_task(records.body(5)) for _ in range(2))
     await until_reads(file, 1)

@@ -1,4 +1,4 @@
-"""What leaves the storage, and what comes back: deletions, doubts, logs that go, idle ledgers."""
+"""Deletions, possible losses, removed logs, and eviction of idle ledgers."""
 
 import asyncio
 from dataclasses import replace
@@ -28,7 +28,7 @@ from tests.unit.bookie.test_storage import (
     tell,
 )
 
-# --- Doubts -----------------------------------------------------------------------------------
+# --- Possible losses --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", ["made", "told"])
@@ -74,7 +74,7 @@ def test_ledgers_that_may_have_been_lost_are_unknown_and_fenced(how: str) -> Non
 
 
 def test_no_last_entry_is_reported_if_entries_after_it_are_in_doubt() -> None:
-    """B1: it would deny them, though readers could do with it."""
+    """B1: it would deny those entries, although readers could use it."""
 
     async def story(storage: Storage, _: Node) -> None:
         await add(storage, (7, 0))
@@ -87,8 +87,8 @@ def test_no_last_entry_is_reported_if_entries_after_it_are_in_doubt() -> None:
     tell(story)
 
 
-def test_an_entry_that_is_added_again_is_in_doubt_no_more() -> None:
-    """B1: neither is what else of the range was brought back; the rest still is."""
+def test_readded_entry_is_no_longer_a_possible_loss() -> None:
+    """B1: other entries of the range that were not added again stay in doubt."""
 
     async def story(storage: Storage, node: Node) -> None:
         await storage.distrust([7])
@@ -108,7 +108,7 @@ def test_an_entry_that_is_added_again_is_in_doubt_no_more() -> None:
 # --- Deletions --------------------------------------------------------------------------------
 
 
-def test_a_ledger_may_be_deleted_while_it_is_checkpointed() -> None:
+def test_ledger_can_be_deleted_during_its_checkpoint() -> None:
     async def story(storage: Storage, node: Node) -> None:
         await fill(storage, range(40), entries=3, size=300)
         for entry_id in range(3, 60):
@@ -123,7 +123,7 @@ def test_a_ledger_may_be_deleted_while_it_is_checkpointed() -> None:
     tell(story)
 
 
-def test_late_adds_are_refused_from_the_moment_a_deletion_is_asked_for() -> None:
+def test_adds_are_refused_once_a_deletion_is_requested() -> None:
     async def story(storage: Storage, node: Node) -> None:
         await add(storage, (7, 0))
         node.disk.hang()
@@ -141,8 +141,8 @@ def test_late_adds_are_refused_from_the_moment_a_deletion_is_asked_for() -> None
     tell(story)
 
 
-def test_a_deleted_ledger_leaves_the_catalog_and_in_the_end_is_forgotten() -> None:
-    """B5: a fence of it is known until then, over restarts and checkpoints."""
+def test_deleted_ledger_stays_fenced_until_forgotten() -> None:
+    """B5: its fence is known until then, across restarts and checkpoints."""
 
     async def story(storage: Storage, node: Node) -> None:
         await fill(storage, range(2), entries=100, size=1000)
@@ -170,8 +170,8 @@ def test_a_deleted_ledger_leaves_the_catalog_and_in_the_end_is_forgotten() -> No
     tell(story)
 
 
-def test_what_begins_anew_under_an_id_is_not_deleted_again_by_a_restart() -> None:
-    """B1: as long as the journal tells of the deletion, late comers are refused instead."""
+def test_restart_does_not_delete_a_recreated_ledger() -> None:
+    """B1: adds are refused as long as the journal contains the deletion."""
 
     async def story(storage: Storage, node: Node) -> None:
         await add(storage, (7, 0))
@@ -195,12 +195,12 @@ def test_what_begins_anew_under_an_id_is_not_deleted_again_by_a_restart() -> Non
     tell(story)
 
 
-def test_facts_that_are_newer_than_a_checkpoint_are_not_overwritten_by_it() -> None:
+def test_checkpoint_does_not_overwrite_newer_facts() -> None:
     """B4: the checkpoint had begun before the ledger was deleted."""
 
     async def story(storage: Storage, node: Node) -> None:
         await storage.write_lac(0, KEY, 3, b"packet")
-        node.disk.sync_s = (0.05, 0.05)  # The checkpoint takes its time.
+        node.disk.sync_s = (0.05, 0.05)  # This makes the checkpoint slow.
         entry_id = 0
         while not storage._filled:
             await add(storage, (0, entry_id), payload=bytes(1000))
@@ -218,7 +218,7 @@ def test_facts_that_are_newer_than_a_checkpoint_are_not_overwritten_by_it() -> N
 # --- Logs -------------------------------------------------------------------------------------
 
 
-def test_a_log_that_nobody_wants_goes_and_readers_are_not_confused() -> None:
+def test_unused_log_is_removed_and_other_entries_stay_readable() -> None:
     """B1, B5."""
 
     async def story(storage: Storage, node: Node) -> None:
@@ -242,7 +242,7 @@ def test_a_log_that_nobody_wants_goes_and_readers_are_not_confused() -> None:
     tell(story)
 
 
-def test_new_logs_go_to_the_directory_that_has_room() -> None:
+def test_new_logs_are_placed_where_there_is_room() -> None:
     config = replace(CONFIG, ledger_dirs=("/store/ledgers", "/full", "/roomy"))
     world = World(1)
     node = world.node("b1")
@@ -257,7 +257,7 @@ def test_new_logs_go_to_the_directory_that_has_room() -> None:
         await fill(storage, range(3), entries=250, size=1000)
         await settle(storage)
         logs = list(storage.catalog.logs.values())
-        assert {log.directory for log in logs} == {2}  # Its disk is the largest by far.
+        assert {log.directory for log in logs} == {2}  # Directory 2 has the most free space by far.
         for entry_id in range(250):
             assert await storage.read(1, entry_id) == entry(1, entry_id, bytes(1000))
         await storage.close()
@@ -271,10 +271,10 @@ def test_new_logs_go_to_the_directory_that_has_room() -> None:
 # --- Ledgers in memory ------------------------------------------------------------------------
 
 
-def test_idle_ledgers_leave_memory_and_nothing_is_forgotten(
+def test_idle_ledgers_are_evicted_and_keep_their_facts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """B4: fences, keys and LACs are the same when they are asked for again."""
+    """B4: fences, keys and LACs are the same when the ledger is loaded again."""
     monkeypatch.setattr(storage_module, "_LEDGERS_MAX", 20)
 
     async def story(storage: Storage, node: Node) -> None:
@@ -301,8 +301,8 @@ def test_idle_ledgers_leave_memory_and_nothing_is_forgotten(
 # --- Everything in doubt ----------------------------------------------------------------------
 
 
-def test_once_everything_is_in_doubt_no_writer_is_taken_on() -> None:
-    """B4: who knows which ledgers were fenced? Recovery has its answers, UNKNOWN among them."""
+def test_writers_are_refused_once_everything_is_in_doubt() -> None:
+    """B4: any ledger may have been fenced. Recovery is still served, with UNKNOWN where needed."""
 
     async def story(storage: Storage, node: Node) -> None:
         await add(storage, (7, 0))

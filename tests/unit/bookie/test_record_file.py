@@ -1,4 +1,4 @@
-"""Walking through all records of a file, as a checkpoint does."""
+"""Reads all records of a file, as a checkpoint does."""
 
 import asyncio
 import random
@@ -27,7 +27,7 @@ BODIES = [random.Random(n).randbytes(300) for n in range(1_000)] + [bytes(200_00
 
 
 class CountingFile:
-    """In memory. Only what readers need."""
+    """A file in memory, with only the methods that readers need."""
 
     def __init__(self, contents: bytearray) -> None:
         self.contents = contents
@@ -94,7 +94,7 @@ async def walk(records: RecordFile) -> list[bytes | None]:
     return found
 
 
-def test_each_record_is_read_once_and_nothing_is_kept() -> None:
+def test_each_record_is_read_once_and_not_cached() -> None:
     cache = Cache(ByteCache(1))
     records, file = written(cache)
     assert asyncio.run(walk(records)) == BODIES
@@ -103,13 +103,13 @@ def test_each_record_is_read_once_and_nothing_is_kept() -> None:
 
 
 @pytest.mark.parametrize("cache_bytes", [100_000, 1_000_000])
-def test_what_is_in_memory_is_not_read(cache_bytes: int) -> None:
+def test_cached_records_are_not_read_from_disk(cache_bytes: int) -> None:
     records, file = written(Cache(ByteCache(cache_bytes)))
     assert asyncio.run(walk(records)) == BODIES
     assert (file.bytes_read == 0) == (cache_bytes > 2 * sum(map(len, BODIES[:-2])))
 
 
-def test_a_damaged_record_is_the_only_one_to_be_missed() -> None:
+def test_damaged_record_is_the_only_one_missing() -> None:
     records, file = written(Cache(ByteCache(1)))
     file.contents[records.records[500] + 100] ^= 1
     found = asyncio.run(walk(records))
@@ -120,25 +120,25 @@ def test_a_damaged_record_is_the_only_one_to_be_missed() -> None:
 MANY = [bytes([number]) * 65_536 for number in range(200)]
 
 
-def test_what_is_read_in_order_is_announced_some_stretches_ahead() -> None:
-    """With the very arguments of the read to come; but for the first two of them."""
+def test_sequential_reads_are_prefetched() -> None:
+    """Each prefetch has the position and length of a later read; the first two reads have none."""
     records, file = written(Cache(ByteCache(1_000_000)), MANY)
 
-    some = range(5, 180)  # Those at the end are still in memory.
+    some = range(5, 180)  # The records at the end are still in the cache.
     positions = [records.records[number] + HEAD_BYTES for number in some]
     lengths = [len(MANY[number]) for number in some]
     assert asyncio.run(records.read_run(positions, lengths)) == [MANY[number] for number in some]
     assert len(file.reads) > 10
-    announced = list(dict.fromkeys(file.announced))  # Some of them again and again.
+    announced = list(dict.fromkeys(file.announced))  # Some ranges are prefetched repeatedly.
     assert file.reads[2:] == announced[: len(file.reads) - 2]
     wanted = [
         (n, n + left) for n, left in enumerate((1, 2, 3, 4, 4))
-    ]  # More, the longer it goes on.
+    ]  # The longer the run, the more is prefetched.
     assert file.announced[:14] == [each for n, end in wanted for each in announced[n:end]]
     assert len(announced) <= len(file.reads) + 2
 
 
-def test_what_is_read_at_random_is_not_announced() -> None:
+def test_random_reads_are_not_prefetched() -> None:
     records, file = written(Cache(ByteCache(1_000_000)), MANY)
 
     async def read_at_random() -> None:
@@ -150,11 +150,11 @@ def test_what_is_read_at_random_is_not_announced() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_entries_of_all_sizes_are_cut_out_of_their_records(seed: int) -> None:
-    """Runs of one size, as adds of one writer lie, and others between them and in their midst."""
+def test_entries_of_any_size_are_read_from_their_records(seed: int) -> None:
+    """Runs of equal-sized entries, as of one writer, mixed with entries of other sizes."""
     chance = random.Random(seed)
     bodies: list[bytes] = []
-    places: list[tuple[int, int, int]] = []  # Record, start in its body, length.
+    places: list[tuple[int, int, int]] = []  # Record, start in its body, and length.
     for number in range(30):
         at = 0
         while at < 20_000:
@@ -172,10 +172,10 @@ def test_entries_of_all_sizes_are_cut_out_of_their_records(seed: int) -> None:
     assert asyncio.run(records.read_run(positions[some], lengths[some])) == wanted[some]
 
 
-def test_a_run_ends_before_what_lies_in_no_record() -> None:
-    """As at a damaged one."""
+def test_run_ends_before_a_position_outside_records() -> None:
+    """A damaged record ends a run in the same way."""
     records, _ = written(Cache(ByteCache(1_000_000)), MANY)
     first, second = (records.records[number] + HEAD_BYTES for number in (3, 4))
-    for nowhere in (second - 1, second - HEAD_BYTES):  # In a tail, in a head.
+    for nowhere in (second - 1, second - HEAD_BYTES):  # Within a record's tail, and within a head.
         run = records.read_run([first, nowhere, second], [100, 100, 100])
         assert asyncio.run(run) == [MANY[3][:100]]

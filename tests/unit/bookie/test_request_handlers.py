@@ -1,7 +1,7 @@
-"""Every operation, with everything that can be wrong, in both protocols: what the bookie says.
+"""The bookie's response to every operation, in every situation, in both protocols.
 
-The table below is the specification, in the names that BookKeeper gives its codes. A cell is what
-one request is answered with; what stands there for version 2 is the same unless said otherwise.
+The table below is the specification, with BookKeeper's names of codes. A cell is the response to
+one request; version 2 has the same response unless noted otherwise.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,7 +36,7 @@ from rollbook.proto.wire.reply_decoder import ReplyDecoder
 from tests.support.bookie_client import KEY
 from tests.unit.bookie.serving import STORAGE, Scene, add_entries, digest_of, entry, tell
 
-# Names and numbers as in BookKeeper: version 2, version 3.
+# BookKeeper's names, with their numbers in version 2 and version 3.
 CODES: Final = {
     "EOK": (0, 0),
     "ENOLEDGER": (1, 402),
@@ -48,7 +48,7 @@ CODES: Final = {
     "EFENCED": (104, 504),
     "EREADONLY": (105, 505),
     "ETOOMANYREQUESTS": (106, 506),
-    "EUNKNOWNLEDGERSTATE": (101, 507),  # Version 2 has no word for it.
+    "EUNKNOWNLEDGERSTATE": (101, 507),  # Version 2 has no such code.
 }
 CLOSED: Final = "closed"
 
@@ -58,7 +58,7 @@ ENTRY: Final = EntryId(1)
 
 @dataclass(frozen=True)
 class Case:
-    """What is asked, as the situation would have it; each operation has a ledger of its own."""
+    """The arguments of a request in a situation; each operation has its own ledger."""
 
     ledger_id: LedgerId
     entry_id: EntryId = ENTRY
@@ -135,7 +135,7 @@ TABLE: dict[str, dict[str, str]] = {
         "deleted": "ENOLEDGER",
     },
     "fence": {
-        "no such ledger": "ENOENTRY",  # It makes the ledger known, and fenced.
+        "no such ledger": "ENOENTRY",  # The fence creates the ledger.
         "no such entry": "ENOENTRY",
         "no entries": "ENOENTRY",
         "in doubt": "EUNKNOWNLEDGERSTATE",
@@ -163,9 +163,9 @@ TABLE: dict[str, dict[str, str]] = {
     },
     "long poll": {
         "no such ledger": "ENOLEDGER",
-        "no such entry": "EOK",  # Time is up: the LAC alone.
+        "no such entry": "EOK",  # The long poll times out and returns only the LAC.
         "no entries": "EOK",
-        "in doubt": "EOK",  # Its LAC can only be too low, which promises nothing.
+        "in doubt": "EOK",  # Its LAC may be too low, which is harmless.
         "negative ledger": "ENOLEDGER",
         "negative entry": "EOK",
         "deleted": "ENOLEDGER",
@@ -192,7 +192,7 @@ TABLE: dict[str, dict[str, str]] = {
         "negative entry": "EOK",
         "deleted": "ENOENTRY",
     },
-    "force": {},  # Nothing waits for a sync, so none can fail.
+    "force": {},  # No add waits for a sync, so no sync can fail.
     "list": {
         "no such ledger": "ENOLEDGER",
         "no such entry": "EOK",
@@ -256,7 +256,8 @@ def case_of(situation: str, at: int) -> Case:
 async def arrange(scene: Scene, situation: str) -> None:
     storage = scene.storage
     for at in range(len(OPERATIONS)):
-        for entry_id in range(4):  # One by one: there may be no room for two.
+        # Adds entries one by one, since the queue may have no room for two.
+        for entry_id in range(4):
             await add_entries(storage, 100 + at, [entry_id], is_recovery=True)
         await storage.fence(300 + at, KEY)
         if situation == "fenced":
@@ -271,7 +272,7 @@ async def arrange(scene: Scene, situation: str) -> None:
 
 
 def pack(version: int, operation: str, case: Case) -> bytes | None:
-    """None if the protocol cannot ask for that."""
+    """Returns None if the protocol has no such request."""
     request = OPERATIONS[operation](case)
     is_urgent = operation == "urgent add"
     if version == v2_layout.VERSION:
@@ -295,7 +296,7 @@ def spoil_version(version: int, frame: bytes) -> bytes:
 
 
 async def ask(scene: Scene, version: int, frame: bytes) -> str:
-    """The name of what is answered."""
+    """Sends a request; returns the name of the response's code."""
     try:
         raw = await scene.raw()
     except Unavailable:
@@ -342,7 +343,7 @@ def test_every_operation_in_every_situation(version: int, situation: str) -> Non
     if situation != "journal fails":
         tell(partial(story, asked=operations(version)), storage_config=config)
     else:
-        for operation in operations(version):  # After the first that needs it there is no bookie.
+        for operation in operations(version):  # The bookie ends after its first failed sync.
             tell(partial(story, asked=[operation]), may_fail=True)
     assert said == {operation: expectation(version, operation, situation) for operation in said}
     assert len(said) == len(operations(version)) or situation == "short key"
@@ -351,5 +352,5 @@ def test_every_operation_in_every_situation(version: int, situation: str) -> Non
 def expectation(version: int, operation: str, situation: str) -> str:
     name = TABLE[operation][situation]
     if version == v2_layout.VERSION and operation == "auth" and situation == "bad version":
-        return CLOSED  # There is no reply that says no.
+        return CLOSED  # This response has no error code.
     return "EIO" if version == v2_layout.VERSION and name == "EUNKNOWNLEDGERSTATE" else name

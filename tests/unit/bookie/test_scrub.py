@@ -1,4 +1,4 @@
-"""Scrubbing in the simulator: rot is found, reported, remembered, and what is sound moves away from it."""
+"""Scrubbing in the simulator: rot is found, reported and recorded, and sound entries are copied."""
 
 import asyncio
 import random
@@ -22,7 +22,7 @@ def scrubber_of(storage: Storage, node: Node, config: SpaceConfig = FAST) -> Scr
 
 
 async def rot(storage: Storage, node: Node, number: int, position: int) -> None:
-    """On the disk, not in any cache."""
+    """Damages a byte on the disk and clears the caches."""
     await storage._logs.close()
     storage.cache.bodies._values.clear()
     node.disk.rot(f"/store/ledgers/{number:016}.log", position)
@@ -40,7 +40,7 @@ async def unknown_of(storage: Storage, ledgers: range, entries: int) -> list[tup
     return unknown
 
 
-def test_a_sound_store_has_no_damage() -> None:
+def test_scrub_of_a_sound_store_finds_no_damage() -> None:
     async def story(storage: Storage, node: Node) -> None:
         await fill(storage, range(20), entries=40, size=300)
         await fill(storage, range(100, 101), entries=80, size=1000)
@@ -57,8 +57,8 @@ def test_a_sound_store_has_no_damage() -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_every_damage_that_readers_would_meet_is_found(seed: int) -> None:
-    """B1, B12: and no more than that is in doubt."""
+def test_scrub_finds_all_damage_that_reads_would_meet(seed: int) -> None:
+    """B1, B12: at most the entries of one record are in doubt."""
 
     async def story(storage: Storage, node: Node) -> None:
         chance = random.Random(seed)
@@ -81,7 +81,7 @@ def test_every_damage_that_readers_would_meet_is_found(seed: int) -> None:
         assert not found or scrubber._damaged == {number: None}
         assert bool(state.damages) >= bool(found)
         await scrubber.scrub()
-        assert scrubber.state.damages == state.damages  # Reported once.
+        assert scrubber.state.damages == state.damages  # The damage is reported once.
         await storage.close()
         again = await open_storage(node)
         assert list(again.catalog.doubts) == list(storage.catalog.doubts)
@@ -92,7 +92,7 @@ def test_every_damage_that_readers_would_meet_is_found(seed: int) -> None:
         if scrubber._damaged:
             assert number not in again.catalog.logs
         assert set(await unknown_of(again, range(20), 60)) == set(unknown)
-        for ledger_id, entry_id in found:  # Brought back from other copies.
+        for ledger_id, entry_id in found:  # A repair adds them again from other copies.
             await add(again, (ledger_id, entry_id), payload=b"healed", is_recovery=True)
         await fill(again, range(200, 201), entries=80, size=1000)
         await settle(again)
@@ -103,8 +103,8 @@ def test_every_damage_that_readers_would_meet_is_found(seed: int) -> None:
     tell(story, seed=seed)
 
 
-def test_a_damaged_ledger_is_named_in_the_log_once() -> None:
-    """By the scrub that finds the damage, not again by the compaction that removes the log."""
+def test_damaged_ledger_is_logged_once() -> None:
+    """The scrub that finds the damage logs it, but not the compaction that removes the log."""
 
     async def story(storage: Storage, node: Node) -> None:
         await fill(storage, range(2), entries=40, size=1000)
@@ -132,7 +132,7 @@ def test_a_damaged_ledger_is_named_in_the_log_once() -> None:
     tell(story)
 
 
-def test_a_restart_goes_on_where_it_was() -> None:
+def test_scrub_resumes_where_it_stopped_after_a_restart() -> None:
     async def story(storage: Storage, node: Node) -> None:
         await fill(storage, range(1), entries=400, size=1000)
         await settle(storage)
@@ -156,7 +156,7 @@ def test_a_restart_goes_on_where_it_was() -> None:
     tell(story)
 
 
-def test_it_reads_no_faster_than_it_may_and_not_while_suspended() -> None:
+def test_scrub_stays_below_its_rate_limit_and_can_be_suspended() -> None:
     async def story(storage: Storage, node: Node) -> None:
         await fill(storage, range(1), entries=200, size=1000)
         await settle(storage)
@@ -191,15 +191,15 @@ def test_one_ledger_is_verified_on_demand() -> None:
         await rot(storage, node, number, contents.index(entry(0, 5, bytes(1000))) + 100)
         assert (await scrubber.verify(0)).damaged == ((5, 5),)
         assert (await scrubber.verify(1)).damaged == ()
-        assert not storage.catalog.doubts  # It only looks.
+        assert not storage.catalog.doubts  # Verification records no losses.
         assert await storage.read(0, 41) == entry(0, 41)
 
     tell(story)
 
 
 @pytest.mark.parametrize("copy", "ab")
-def test_a_damaged_copy_of_the_catalog_is_replaced_while_there_is_another(copy: str) -> None:
-    """B1: it takes one to start, and the other may rot, too."""
+def test_damaged_catalog_copy_is_replaced(copy: str) -> None:
+    """B1: a start needs one sound copy, and the other one may rot too."""
 
     async def story(storage: Storage, node: Node) -> None:
         await fill(storage, range(1, 4), entries=20, size=50)
@@ -209,14 +209,14 @@ def test_a_damaged_copy_of_the_catalog_is_replaced_while_there_is_another(copy: 
         path = next(each for each in paths if each.endswith(f".{copy}"))
         contents = node.disk.contents(path)
         assert contents
-        node.disk.rot(path, len(contents.rstrip(b"\0")) - 1)  # Surely of a record.
+        node.disk.rot(path, len(contents.rstrip(b"\0")) - 1)  # This byte belongs to a record.
         node.disk.drop_caches()
         assert (await scrubber.scrub()).damages == 1
         async with asyncio.timeout(10):
             while path in await catalogs(node):
                 await asyncio.sleep(0.01)
         assert (await scrubber.scrub()).damages == 1
-        await storage.doubt([(99, 0, 0)])  # It goes on where it was.
+        await storage.doubt([(99, 0, 0)])  # The catalog still accepts changes.
         assert (await scrubber.scrub()).damages == 1
 
     tell(story)

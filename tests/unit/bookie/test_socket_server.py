@@ -1,4 +1,4 @@
-"""How a server begins and ends, and what it costs to be rude to it."""
+"""Start and drain of a server, and limits on misbehaving clients."""
 
 import asyncio
 import random
@@ -28,7 +28,7 @@ from tests.unit.proto.runtime.test_tls import golden
 L7 = LedgerId(7)
 
 
-def test_draining_answers_what_was_heard_and_takes_no_more() -> None:
+def test_drain_answers_pending_requests_and_refuses_connections() -> None:
     async def story(scene: Scene) -> None:
         writer, poller, idle = [await scene.connect() for _ in range(3)]
         tally = Tally(writer)
@@ -100,7 +100,7 @@ def test_an_address_that_is_taken_is_refused() -> None:
     tell(story)
 
 
-def test_it_serves_on_several_ports() -> None:
+def test_server_listens_on_several_ports() -> None:
     async def story(scene: Scene) -> None:
         listener = await scene.server.listen(Address("b1", 0))
         assert listener.address.port not in (0, PORT)
@@ -112,7 +112,7 @@ def test_it_serves_on_several_ports() -> None:
     tell(story)
 
 
-# --- Rude clients -----------------------------------------------------------------------------
+# --- Misbehaving clients ----------------------------------------------------------------------
 
 GARBAGE = {
     "zeros": bytes(100),
@@ -129,7 +129,7 @@ GARBAGE = {
 
 
 @pytest.mark.parametrize("what", GARBAGE)
-def test_bytes_that_are_no_message_close_the_connection(what: str) -> None:
+def test_invalid_message_closes_the_connection(what: str) -> None:
     async def story(scene: Scene) -> None:
         other = await scene.connect()
         raw = await scene.raw()
@@ -144,8 +144,8 @@ def test_bytes_that_are_no_message_close_the_connection(what: str) -> None:
     tell(story)
 
 
-def test_what_follows_a_refused_start_tls_is_no_message() -> None:
-    """Whether it comes along or after the refusal, it is never taken for requests."""
+def test_tls_hello_after_a_refused_start_tls_closes_connection() -> None:
+    """The TLS hello may come with the request or after the refusal; it is not read as a request."""
 
     async def story(scene: Scene) -> None:
         hello = GARBAGE["a TLS hello"]
@@ -169,8 +169,8 @@ def test_what_follows_a_refused_start_tls_is_no_message() -> None:
 
 
 @pytest.mark.parametrize("version", [2, 3])
-def test_a_request_that_never_ends_is_given_up(version: int) -> None:
-    """One byte a second, and half of it at once; idle connections are nobody's business."""
+def test_unfinished_request_is_closed_after_its_timeout(version: int) -> None:
+    """This holds for one byte a second and for a stalled request, but not for idle connections."""
 
     async def story(scene: Scene) -> None:
         frame = (V2_FRAMES if version == 2 else V3_FRAMES)["ADD request"]
@@ -192,7 +192,7 @@ def test_a_request_that_never_ends_is_given_up(version: int) -> None:
     tell(story)
 
 
-def test_a_large_request_over_a_slow_line_is_heard_to_its_end() -> None:
+def test_large_request_over_a_slow_link_is_completed() -> None:
     async def story(scene: Scene) -> None:
         client = await scene.connect()
         tally = Tally(client)
@@ -205,8 +205,8 @@ def test_a_large_request_over_a_slow_line_is_heard_to_its_end() -> None:
     tell(story)
 
 
-def test_half_requests_that_nobody_finishes_make_room_for_others() -> None:
-    """B7: they take all that is lent, each goes on a little, and then they fall silent."""
+def test_abandoned_partial_requests_make_room_for_others() -> None:
+    """B7: they use all memory, each continues a little, and then they stall."""
 
     async def story(scene: Scene) -> None:
         rude = [await scene.raw() for _ in range(40)]
@@ -235,8 +235,8 @@ def test_half_requests_that_nobody_finishes_make_room_for_others() -> None:
     tell(story, config=config)
 
 
-def test_the_larger_what_has_begun_the_sooner_it_must_go_on() -> None:
-    """B7: what stands still costs at most what a mebibyte costs for ten seconds."""
+def test_larger_partial_request_is_closed_sooner() -> None:
+    """B7: a stalled request may hold at most one mebibyte for ten seconds, or more for less time."""
 
     async def story(scene: Scene) -> None:
         small, large = await scene.raw(), await scene.raw()
@@ -252,8 +252,8 @@ def test_the_larger_what_has_begun_the_sooner_it_must_go_on() -> None:
     tell(story)
 
 
-def test_when_memory_is_short_who_dawdles_gives_way_to_who_goes_on() -> None:
-    """B7: each goes on just fast enough never to be late, and all together hold what is lent."""
+def test_slow_partial_requests_yield_memory_to_a_fast_one() -> None:
+    """B7: each is just fast enough not to time out, and together they hold all memory."""
 
     async def story(scene: Scene) -> None:
         rude = [await scene.raw() for _ in range(8)]
@@ -286,7 +286,7 @@ def test_when_memory_is_short_who_dawdles_gives_way_to_who_goes_on() -> None:
     tell(story, config=config, storage_config=replace(STORAGE, journal_file_bytes=16 * 1024 * 1024))
 
 
-def test_a_client_that_has_sent_all_it_had_to_say_still_gets_its_answers() -> None:
+def test_half_closed_client_still_gets_its_responses() -> None:
     async def story(scene: Scene) -> None:
         await add_entries(scene.storage, 7, [0])
         raw = await scene.raw()
@@ -300,8 +300,8 @@ def test_a_client_that_has_sent_all_it_had_to_say_still_gets_its_answers() -> No
     tell(story)
 
 
-def test_who_said_it_was_done_and_takes_nothing_is_left_in_the_end() -> None:
-    """What waits for it is too little to be noticed as a clogged line."""
+def test_half_closed_client_that_reads_nothing_is_closed() -> None:
+    """The unread responses are too few to count as a blocked connection."""
 
     async def story(scene: Scene) -> None:
         await add_entries(scene.storage, 7, [0], bytes(20_200))
@@ -318,7 +318,7 @@ def test_who_said_it_was_done_and_takes_nothing_is_left_in_the_end() -> None:
     tell(story)
 
 
-def test_a_client_that_goes_leaves_nothing_behind() -> None:
+def test_disconnected_client_leaves_no_connection_or_buffer() -> None:
     async def story(scene: Scene) -> None:
         await add_entries(scene.storage, 7, [0], bytes(50_000))
         for number in range(20):
@@ -342,10 +342,10 @@ def test_a_client_that_goes_leaves_nothing_behind() -> None:
 
 
 @pytest.mark.parametrize("version", [2, 3])
-async def test_it_serves_under_tls_whoever_shows_the_right_certificate(
+async def test_tls_port_serves_only_clients_with_a_valid_certificate(
     tmp_path: Path, version: int
 ) -> None:
-    """With entries larger than what TLS takes at a time, and nothing for clients in the clear."""
+    """Entries are larger than a TLS record; clients without TLS are closed."""
     tls = TlsFiles(golden("server-a"), authorities=golden("authority-a"))
     authority, certificate = golden("authority-a"), golden("client-a")
     trusted = client_context(authority, certificate=certificate)

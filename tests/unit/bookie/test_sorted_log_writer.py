@@ -1,4 +1,4 @@
-"""What is written sorted is found again, however it falls into records and writes."""
+"""Entries of sorted logs are found for any division into records and writes."""
 
 import random
 from array import array
@@ -42,7 +42,7 @@ async def write(node: Node, ledgers: Ledgers, pauses: Pauses) -> NewLog:
 
 
 async def add_all(writer: SortedWriter, entries: Sequence[bytes]) -> None:
-    """Every other id."""
+    """Adds these entries with even ids."""
     ids, lengths = array("q", range(0, 2 * len(entries), 2)), array("I", map(len, entries))
     for run in writer.runs(Columns(ids, array("I", bytes(4 * len(ids))), lengths)):
         first = run.entry_ids[0] // 2
@@ -50,7 +50,7 @@ async def add_all(writer: SortedWriter, entries: Sequence[bytes]) -> None:
 
 
 def run(ledgers: Ledgers) -> tuple[NewLog, Pauses]:
-    """Written, and read back from the disk."""
+    """Writes the entries and reads them back from the disk."""
     world = World(1)
     node = world.node("b1")
     pauses = Pauses()
@@ -78,7 +78,7 @@ def run(ledgers: Ledgers) -> tuple[NewLog, Pauses]:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_entries_are_found_however_large_they_are(seed: int) -> None:
+def test_entries_of_any_size_are_found(seed: int) -> None:
     """B1."""
     chance = random.Random(seed)
     most = chance.choice((3, 300, 20_000, 200_000))
@@ -94,11 +94,11 @@ def test_entries_are_found_however_large_they_are(seed: int) -> None:
     assert pauses.entries == sum(map(len, ledgers.values()))
 
 
-def test_a_record_is_as_long_as_readers_like_it_and_work_rests_after_each() -> None:
+def test_records_have_the_target_size_with_a_pause_after_each() -> None:
     new, pauses = run({each: [bytes(100)] * 50 for each in range(60)})
     records = [*new.records.records, new.records.end]
     sizes = [end - start for start, end in pairwise(records)]
     assert min(sizes[:-1]) >= RECORD_BYTES
     assert max(sizes) <= RECORD_BYTES + 5_000
     assert max(pauses.bytes) <= RECORD_BYTES + 5_000
-    assert len(pauses.bytes) > len(sizes)  # And while the index is packed.
+    assert len(pauses.bytes) > len(sizes)  # It also pauses while the index is packed.

@@ -1,4 +1,4 @@
-"""The storage in the simulator: stories, and every byte of an idle store flipped once."""
+"""The storage in the simulator: adds, reads, fences, checkpoints and failures."""
 
 import asyncio
 import errno
@@ -79,7 +79,7 @@ async def add(storage: Storage, *ids: tuple[int, int], **how: Any) -> None:
 
 
 async def fill_file(storage: Storage, ledger_id: int, size: int = 6000) -> int:
-    """Entries from 0 on, until they go into another journal file; returns the last one's id."""
+    """Adds entries from 0 on until a new journal file begins; returns the last id."""
     number = storage.end_of_journal[0]
     for entry_id in count():
         await add(storage, (ledger_id, entry_id), payload=b"x" * size)
@@ -96,7 +96,7 @@ async def open_storage(node: Node, config: StorageConfig = CONFIG, **how: Any) -
 
 
 def tell(story: Story, seed: int = 1, config: StorageConfig = CONFIG) -> World:
-    """In a new store that runs; it is closed at the end."""
+    """Runs the story with a new storage, which is closed at the end."""
     world = World(seed)
     node = world.node("b1")
 
@@ -128,8 +128,8 @@ def test_an_entry_is_read_as_it_was_added() -> None:
     tell(story)
 
 
-def test_the_last_entry_is_another_one_when_a_recovery_has_brought_it() -> None:
-    """B1: a client that gets the last one takes all after it for absent."""
+def test_recovery_add_becomes_the_last_entry() -> None:
+    """B1: a client takes all entries after the last one for absent."""
 
     async def story(storage: Storage, _: Node) -> None:
         await add(storage, (7, 0))
@@ -142,8 +142,8 @@ def test_the_last_entry_is_another_one_when_a_recovery_has_brought_it() -> None:
     tell(story)
 
 
-def test_absent_is_said_of_entries_and_of_ledgers() -> None:
-    """B1: and a ledger that somebody spoke of is known."""
+def test_absent_entry_and_absent_ledger_raise_different_errors() -> None:
+    """B1: a fence makes a ledger known."""
 
     async def story(storage: Storage, _: Node) -> None:
         with pytest.raises(NoSuchLedger):
@@ -162,7 +162,7 @@ def test_absent_is_said_of_entries_and_of_ledgers() -> None:
     tell(story)
 
 
-def test_an_entry_is_seen_when_it_is_durable() -> None:
+def test_entry_is_readable_only_once_durable() -> None:
     async def story(storage: Storage, node: Node) -> None:
         await add(storage, (7, 0))
         node.disk.hang()
@@ -179,7 +179,7 @@ def test_an_entry_is_seen_when_it_is_durable() -> None:
     tell(story)
 
 
-def test_adds_that_wait_for_the_disk_go_in_one_write() -> None:
+def test_concurrent_adds_share_syncs() -> None:
     async def story(storage: Storage, node: Node) -> None:
         record: list[Operation] = []
         node.disk.record = record
@@ -189,8 +189,8 @@ def test_adds_that_wait_for_the_disk_go_in_one_write() -> None:
     tell(story)
 
 
-def test_giving_way_to_a_write_lasts_until_it_begins_not_until_it_ends() -> None:
-    """A disk may take long, and others can do something meanwhile."""
+def test_write_is_pending_only_until_it_begins() -> None:
+    """The disk may be slow, and other tasks can work during its write."""
 
     async def story(storage: Storage, node: Node) -> None:
         await add(storage, (7, 0))
@@ -200,7 +200,7 @@ def test_giving_way_to_a_write_lasts_until_it_begins_not_until_it_ends() -> None
         assert storage.is_about_to_write
         await asyncio.sleep(0.1)
         assert not storage.is_about_to_write
-        late = storage.add(adds((7, 2))).done  # It waits for the disk in any case.
+        late = storage.add(adds((7, 2))).done  # This add waits for the disk anyway.
         assert not storage.is_about_to_write
         node.disk.unhang()
         assert done
@@ -211,8 +211,8 @@ def test_giving_way_to_a_write_lasts_until_it_begins_not_until_it_ends() -> None
     tell(story)
 
 
-def test_an_entry_that_is_added_again_is_the_newer_one() -> None:
-    """Copies may differ in what they know of the LAC; recovery writes back with its own."""
+def test_newest_add_of_an_entry_is_read() -> None:
+    """Copies of an entry may differ in their LAC; recovery writes them with its own."""
 
     async def story(storage: Storage, _: Node) -> None:
         await add(storage, *((7, n) for n in range(10)))
@@ -223,7 +223,7 @@ def test_an_entry_that_is_added_again_is_the_newer_one() -> None:
     tell(story)
 
 
-def test_what_is_refused_does_not_reach_the_journal() -> None:
+def test_refused_adds_do_not_reach_the_journal() -> None:
     async def story(storage: Storage, _: Node) -> None:
         await storage.fence(8, KEY)
         admission = storage.add(adds((7, 0), (8, 0), (7, 1), (9, 0)))
@@ -253,7 +253,7 @@ def test_another_key_is_refused() -> None:
     tell(story)
 
 
-def test_version_3_and_version_2_share_a_journal_and_come_back() -> None:
+def test_v2_and_v3_adds_share_a_journal_across_a_restart() -> None:
     async def story(storage: Storage, node: Node) -> None:
         await add(storage, (7, 0))
         packer = v3_adds.V3AddPacker(KEY, digest_of(7), iter(range(9)))
@@ -272,7 +272,7 @@ def test_version_3_and_version_2_share_a_journal_and_come_back() -> None:
 
 
 @pytest.mark.parametrize("where", ["memory", "logs"])
-def test_a_run_is_what_reading_one_by_one_gives(where: str) -> None:
+def test_run_equals_single_reads(where: str) -> None:
     async def story(storage: Storage, node: Node) -> None:
         ids = [*range(40), *range(50, 60), *range(61, 90), 2**40]
         for at in range(0, len(ids), 7):
@@ -281,7 +281,7 @@ def test_a_run_is_what_reading_one_by_one_gives(where: str) -> None:
                 *((each, n) for n in ids[at : at + 7] for each in (7, 8)),
                 payload=bytes(300),
             )
-        await add(storage, (7, 45))  # Late: it stands by itself.
+        await add(storage, (7, 45))  # Added late, so it is not next to its neighbours.
         if where == "logs":
             await fill(storage, range(1), entries=130, size=1000)
             await settle(storage)
@@ -302,8 +302,8 @@ def test_a_run_is_what_reading_one_by_one_gives(where: str) -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_run_gives_the_youngest_of_repeats(seed: int) -> None:
-    """B12: wherever they lie, in memory, in several journal files, in logs."""
+def test_run_returns_the_newest_of_repeats(seed: int) -> None:
+    """B12: repeats may be in memory, in several journal files and in logs."""
     chance = random.Random(seed)
 
     async def story(storage: Storage, node: Node) -> None:
@@ -350,8 +350,8 @@ def test_a_deferred_sync_is_answered_early_and_made_durable_by_force() -> None:
 # --- Fences, LACs, deletions ------------------------------------------------------------------
 
 
-def test_nobody_hears_of_a_fence_before_it_is_durable() -> None:
-    """B4: and from the moment it is asked for, adds are refused."""
+def test_fence_is_answered_only_once_durable() -> None:
+    """B4: adds are refused from the request on."""
 
     async def story(storage: Storage, node: Node) -> None:
         await add(storage, (7, 0))
@@ -362,18 +362,19 @@ def test_nobody_hears_of_a_fence_before_it_is_durable() -> None:
         assert not any(fence.done() for fence in fences)
         assert not storage.is_fenced(7)
         assert storage.add(adds((7, 2))).refusals == (LedgerFenced,)
-        fences.pop().cancel()  # One of its callers has given up: the other one's goes on.
+        fences.pop().cancel()  # One caller gives up; the other one still waits.
         node.disk.unhang()
         await fences[0]
         assert queued
-        assert queued.done()  # It came before the fence, so it is durable before its answer.
+        # It was queued before the fence, so it is durable before the fence's response.
+        assert queued.done()
         assert storage.is_fenced(7)
         await add(storage, (7, 2), is_recovery=True)
 
     tell(story)
 
 
-def test_a_fence_holds_for_a_ledger_never_seen_and_over_a_power_cut() -> None:
+def test_fence_of_an_unseen_ledger_survives_a_power_cut() -> None:
     """B4."""
     world = World(3)
     node = world.node("b1")
@@ -400,7 +401,7 @@ def test_a_fence_holds_for_a_ledger_never_seen_and_over_a_power_cut() -> None:
     world.run(scenario())
 
 
-def test_the_explicit_lac_only_rises() -> None:
+def test_explicit_lac_never_falls() -> None:
     async def story(storage: Storage, node: Node) -> None:
         await storage.write_lac(7, KEY, 5, b"five")
         await storage.write_lac(7, KEY, 3, b"three")
@@ -414,8 +415,8 @@ def test_the_explicit_lac_only_rises() -> None:
     tell(story)
 
 
-def test_a_deleted_ledger_does_not_come_back() -> None:
-    """B4: not by a late add, not by a restart, not out of an entry log."""
+def test_deleted_ledger_stays_deleted() -> None:
+    """B4: neither a late add nor a restart nor an entry log restores it."""
 
     async def story(storage: Storage, node: Node) -> None:
         for round_ in range(3):
@@ -435,7 +436,7 @@ def test_a_deleted_ledger_does_not_come_back() -> None:
     tell(story)
 
 
-def test_whoever_awaits_a_lac_is_told_though_the_ledger_had_left_memory(
+def test_lac_watcher_is_notified_after_its_ledger_was_evicted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(storage_module, "_LEDGERS_MAX", 4)
@@ -454,9 +455,9 @@ def test_whoever_awaits_a_lac_is_told_though_the_ledger_had_left_memory(
         for other in range(20, 30):
             storage.add(adds((other, 0)))
         assert ledger_id not in storage._ledgers
-        assert told == [ledger_id]  # When it was heard,
+        assert told == [ledger_id]  # Notified when the add was received.
         await done
-        assert told == [ledger_id] * 2  # and when it was durable.
+        assert told == [ledger_id] * 2  # Notified again when it was durable.
         assert storage.last_add_confirmed(ledger_id) == 0
 
     tell(story)
@@ -479,7 +480,7 @@ async def settle(storage: Storage) -> None:
     ("ledgers", "entries", "size", "adopted"),
     [(range(1), 300, 1000, True), (range(40), 20, 300, False)],
 )
-def test_everything_is_read_from_entry_logs_of_both_kinds(
+def test_entries_are_read_from_adopted_and_sorted_logs(
     ledgers: range, entries: int, size: int, adopted: bool
 ) -> None:
     async def story(storage: Storage, node: Node) -> None:
@@ -493,7 +494,8 @@ def test_everything_is_read_from_entry_logs_of_both_kinds(
                 again = await open_storage(node)
                 header = node.disk.contents("/store/ledgers/0000000000000001.log")
                 assert header
-                assert (header[10] == 1) == adopted  # The purpose in its header: journal or log.
+                # This byte of the header is the file's purpose.
+                assert (header[10] == 1) == adopted
             for (ledger_id, entry_id), body in expected.items():
                 assert await again.read(ledger_id, entry_id) == body
             for ledger_id in ledgers:
@@ -503,7 +505,7 @@ def test_everything_is_read_from_entry_logs_of_both_kinds(
     tell(story)
 
 
-def test_the_journal_is_trimmed_behind_the_mark() -> None:
+def test_journal_files_before_the_replay_start_are_deleted() -> None:
     """B5."""
 
     async def story(storage: Storage, node: Node) -> None:
@@ -511,13 +513,13 @@ def test_the_journal_is_trimmed_behind_the_mark() -> None:
         await settle(storage)
         await asyncio.sleep(1)
         names = await node.disk.list_directory("/store/journal")
-        assert len(names) == 3  # The lock, the file being written, the one that is ready.
+        assert len(names) == 3  # These are the lock, the current file, and the prepared one.
 
     tell(story)
 
 
-def test_a_failed_checkpoint_pins_the_mark_and_ends_in_read_only() -> None:
-    """B5: and mends itself when there is room again."""
+def test_failing_checkpoints_make_storage_read_only_until_room() -> None:
+    """B5: checkpoints succeed again once there is room."""
 
     async def story(storage: Storage, node: Node) -> None:
         await fill(storage, range(1), entries=60, size=1000)
@@ -532,7 +534,7 @@ def test_a_failed_checkpoint_pins_the_mark_and_ends_in_read_only() -> None:
         assert storage.add(adds((0, entry_id))).refusals == (BookieReadOnly,)
         with pytest.raises(BookieReadOnly):
             await storage.write_lac(0, KEY, 1, b"")
-        await storage.fence(0, KEY)  # Reserve is kept for this, and for recovery.
+        await storage.fence(0, KEY)  # Space is reserved for fences and for recovery.
         await add(storage, (0, entry_id), is_recovery=True, is_high_priority=True)
         for number in range(entry_id + 1):
             await storage.read(0, number)
@@ -546,8 +548,8 @@ def test_a_failed_checkpoint_pins_the_mark_and_ends_in_read_only() -> None:
     tell(story)
 
 
-def test_a_full_disk_does_not_keep_a_bookie_from_starting() -> None:
-    """However often: each time in what the last file had left, and its fences go on (B4)."""
+def test_storage_opens_on_a_full_disk() -> None:
+    """Each start uses the space left in the last journal file, and fences still work (B4)."""
 
     async def story(storage: Storage, node: Node) -> None:
         await fill(storage, range(1), entries=20, size=1000)
@@ -567,18 +569,18 @@ def test_a_full_disk_does_not_keep_a_bookie_from_starting() -> None:
 
 
 async def tear(node: Node, path: str) -> None:
-    """As a power cut in the middle of a record does."""
+    """Appends part of a record, as a power cut may leave it."""
     file = await node.disk.open(path, OpenMode.WRITE)
     contents = await file.read_at(0, await file.size())
     end = -(-len(contents.rstrip(b"\0")) // 512) * 512
-    assert end < len(contents)  # Space is reserved ahead.
+    assert end < len(contents)  # The file has preallocated space.
     await file.write_and_sync(end, [b"torn" * 300])
     await file.close()
 
 
 @pytest.mark.parametrize("copies", ["a", "b", "ab"])
 def test_bookie_starts_with_a_torn_catalog_on_a_full_disk(copies: str) -> None:
-    """B3, B4: there is no room for another one, so the one at hand goes on."""
+    """B3, B4: there is no room for a new generation, so the current one is continued."""
 
     async def story(storage: Storage, node: Node) -> None:
         await fill(storage, range(1), entries=20, size=1000)
@@ -610,10 +612,10 @@ def test_bookie_starts_with_a_torn_catalog_on_a_full_disk(copies: str) -> None:
     tell(story)
 
 
-# --- Who hears of an add ----------------------------------------------------------------------
+# --- Listeners of adds ------------------------------------------------------------------------
 
 
-def test_listeners_hear_once_of_all_that_one_write_made_durable() -> None:
+def test_listener_is_called_once_per_write() -> None:
     async def story(storage: Storage, _: Node) -> None:
         heard: list[tuple[str, int, BookieFailed | None]] = []
 
@@ -623,7 +625,7 @@ def test_listeners_hear_once_of_all_that_one_write_made_durable() -> None:
         first, second = listener("first"), listener("second")
         for on_done, ids in ((first, (7, 0)), (second, (8, 0)), (first, (7, 1))):
             assert storage.add(adds(ids), on_done).done is None
-        assert heard == []  # Never within the call.
+        assert heard == []  # Listeners are never called within `add`.
         await add(storage, (9, 0))
         assert heard == [("first", 2, None), ("second", 1, None)]
         assert [await storage.read(*each) for each in ((7, 0), (8, 0), (7, 1))] == [
@@ -635,7 +637,7 @@ def test_listeners_hear_once_of_all_that_one_write_made_durable() -> None:
     tell(story)
 
 
-def test_listeners_hear_of_a_journal_that_has_stopped() -> None:
+def test_listeners_are_notified_of_a_stopped_journal() -> None:
     async def story(storage: Storage, node: Node) -> None:
         heard: list[bool] = []
 
@@ -655,8 +657,8 @@ def test_listeners_hear_of_a_journal_that_has_stopped() -> None:
     tell(story)
 
 
-def test_who_adds_while_the_journal_closes_hears_in_order() -> None:
-    """B1: listeners count, so a refusal must not be heard before what was asked for earlier."""
+def test_adds_during_close_are_answered_in_order() -> None:
+    """B1: listeners count responses, so a refusal must not overtake an earlier one."""
 
     async def story(storage: Storage, node: Node) -> None:
         heard: list[bool] = []
@@ -666,7 +668,7 @@ def test_who_adds_while_the_journal_closes_hears_in_order() -> None:
 
         storage.add(adds((7, 0)), on_done)
         closing = asyncio.create_task(storage.close())
-        await asyncio.sleep(0)  # It has begun.
+        await asyncio.sleep(0)  # The close has begun.
         storage.add(adds((7, 1)), on_done)
         await closing
         await asyncio.sleep(0)
@@ -677,13 +679,13 @@ def test_who_adds_while_the_journal_closes_hears_in_order() -> None:
     tell(story)
 
 
-def test_an_entry_that_moves_away_from_its_reader_is_no_damage(
+def test_log_removed_during_a_read_is_not_damage(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def story(storage: Storage, _: Node) -> None:
         for each in range(100):
             await add(storage, (7, each), payload=bytes(1000))
-        await asyncio.sleep(1.0)  # Its files are checkpointed.
+        await asyncio.sleep(1.0)  # Until the files are checkpointed.
         use = EntryLogs.use
 
         def gone(logs: EntryLogs, number: int) -> AbstractAsyncContextManager[EntryLog]:
@@ -701,12 +703,12 @@ def test_an_entry_that_moves_away_from_its_reader_is_no_damage(
 
 
 def test_a_closed_storage_leaves_no_file_open() -> None:
-    """The journal file that was made ready, too."""
+    """This includes the prepared journal file."""
 
     async def story(storage: Storage, node: Node) -> None:
         for each in range(100):
             await add(storage, (7, each), payload=bytes(1000))
-        await asyncio.sleep(1.0)  # Its files are checkpointed.
+        await asyncio.sleep(1.0)  # Until the files are checkpointed.
         await storage.read(7, 0)
         await storage.close()
         assert not node.disk._open
@@ -714,7 +716,7 @@ def test_a_closed_storage_leaves_no_file_open() -> None:
     tell(story)
 
 
-def test_a_listener_that_fails_takes_no_answer_from_others() -> None:
+def test_failing_listener_keeps_no_response_from_others() -> None:
     async def story(storage: Storage, _: Node) -> None:
         def broken(_: int, __: BookieFailed | None) -> None:
             raise ZeroDivisionError
@@ -732,7 +734,7 @@ def test_a_listener_that_fails_takes_no_answer_from_others() -> None:
 
 @pytest.mark.parametrize("odds", ["sync_error_odds", "write_error_odds"])
 def test_a_failed_write_or_sync_stops_the_bookie(odds: str) -> None:
-    """B6: what waited fails, nothing is acknowledged any more, and it says that it has to end."""
+    """B6: waiting requests fail, nothing more is acknowledged, and `failed` returns."""
 
     async def story(storage: Storage, node: Node) -> None:
         await add(storage, (7, 0))
@@ -752,7 +754,8 @@ def test_a_failed_write_or_sync_stops_the_bookie(odds: str) -> None:
         with pytest.raises(BookieFailed):
             await add(storage, (8, 0), is_high_priority=True)
         for ledger_id, entry_id in ((7, 1), (9, 0)):
-            with pytest.raises(BookieFailed):  # The next start may find it in the journal.
+            # These entries may be in the journal after the next start.
+            with pytest.raises(BookieFailed):
                 await storage.read(ledger_id, entry_id)
         with pytest.raises(BookieFailed):
             await storage.read_last(7)
@@ -761,8 +764,8 @@ def test_a_failed_write_or_sync_stops_the_bookie(odds: str) -> None:
     tell(story)
 
 
-def test_so_does_a_catalog_that_could_not_be_written_whoever_wrote_it() -> None:
-    """B6: only that caller got the response, and may be at the other end of a connection."""
+def test_failed_catalog_write_stops_the_bookie() -> None:
+    """B6: only the caller got the error, and may be a remote client."""
 
     async def story(storage: Storage, node: Node) -> None:
         await add(storage, (7, 0))
@@ -775,7 +778,7 @@ def test_so_does_a_catalog_that_could_not_be_written_whoever_wrote_it() -> None:
     tell(story)
 
 
-def test_overload_is_answered_busy_and_recovery_still_passes() -> None:
+def test_overload_refuses_adds_except_urgent_ones() -> None:
     async def story(storage: Storage, node: Node) -> None:
         node.disk.hang()
         waiting = []
@@ -796,7 +799,7 @@ def test_overload_is_answered_busy_and_recovery_still_passes() -> None:
     tell(story, config=StorageConfig("/s/journal", ("/s/ledgers",), queued_bytes_max=10_000))
 
 
-def test_two_processes_cannot_have_one_store() -> None:
+def test_store_cannot_be_opened_twice() -> None:
     async def story(_: Storage, node: Node) -> None:
         with pytest.raises(DirectoryInUse):
             await open_storage(node)
@@ -804,7 +807,7 @@ def test_two_processes_cannot_have_one_store() -> None:
     tell(story)
 
 
-def test_a_store_is_made_once_and_opened_only_if_it_was_made() -> None:
+def test_store_is_created_once_and_opened_only_if_created() -> None:
     async def story(storage: Storage, node: Node) -> None:
         with pytest.raises(BadConfig):
             await Storage.make(node.disk, CONFIG, node.randomness)
@@ -822,7 +825,7 @@ def test_a_store_is_made_once_and_opened_only_if_it_was_made() -> None:
 
 @pytest.mark.parametrize("suffix", [".journal", ".log"])
 def test_a_missing_file_is_named_and_its_loss_can_be_accepted(suffix: str) -> None:
-    """B1: then what it held is UNKNOWN, and stays so."""
+    """B1: its entries are then UNKNOWN permanently."""
 
     async def story(storage: Storage, node: Node) -> None:
         await fill(storage, range(2), entries=60, size=1000)
@@ -843,7 +846,7 @@ def test_a_missing_file_is_named_and_its_loss_can_be_accepted(suffix: str) -> No
     tell(story)
 
 
-def test_another_stores_disk_is_noticed() -> None:
+def test_journal_file_of_another_store_is_refused() -> None:
     async def story(storage: Storage, node: Node) -> None:
         await add(storage, (7, 0))
         await storage.close()
@@ -861,8 +864,8 @@ def test_another_stores_disk_is_noticed() -> None:
 # --- The machine ------------------------------------------------------------------------------
 
 
-async def test_it_lives_on_a_real_disk_as_well(tmp_path: Path) -> None:
-    """Both kinds of entry logs, a restart, and a process that is gone without a word."""
+async def test_storage_works_on_a_real_disk(tmp_path: Path) -> None:
+    """This covers both kinds of entry logs, a restart and a killed process."""
     config = StorageConfig(
         f"{tmp_path}/journal", (f"{tmp_path}/l1", f"{tmp_path}/l2"), journal_file_bytes=128 * 1024
     )
@@ -883,7 +886,7 @@ async def test_it_lives_on_a_real_disk_as_well(tmp_path: Path) -> None:
                     size = 1000 if each == 7 else 200
                     assert await storage.read(each, entry_id) == entry(each, entry_id, bytes(size))
         assert all(storage.is_fenced(1000 + earlier) for earlier in range(life + 1))
-        if life == 1:  # As a killed process leaves it: the journal is read again.
+        if life == 1:  # Leaves the store as a killed process does, so the journal is replayed.
             for task in storage._tasks:
                 task.cancel()
             await asyncio.gather(*storage._tasks, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""What is read, and what is concluded, when a store is found again after its process died."""
+"""Opening of a store after its process died."""
 
 import asyncio
 import random
@@ -34,7 +34,7 @@ PAYLOAD = b"x" * 6000
 
 @pytest.fixture
 def died(monkeypatch: pytest.MonkeyPatch) -> FileSystem:
-    """Two journal files with entries of ledger 7, the second hardly begun, and a third made ready."""
+    """Two journal files with entries of ledger 7, the second just begun, and a prepared third one."""
     images: list[FileSystem] = []
     may_end, as_ever = asyncio.Event(), Storage.checkpoint
 
@@ -44,7 +44,7 @@ def died(monkeypatch: pytest.MonkeyPatch) -> FileSystem:
 
     async def story(storage: Storage, node: Node) -> None:
         first = storage.end_of_journal[0]
-        for entry_id in count(step=2):  # Two to a record.
+        for entry_id in count(step=2):  # Two entries in each record.
             await add(storage, (7, entry_id), (7, entry_id + 1), payload=PAYLOAD)
             if storage.end_of_journal[0] != first:
                 break
@@ -75,7 +75,7 @@ def journals(image: FileSystem) -> list[int]:
 
 
 def last_record(contents: bytearray) -> tuple[FoundRecord, list[EntryRow]]:
-    """Of a journal file; what its rows say."""
+    """The last record of a journal file, and its rows."""
     header = unpack_file_header(bytes(contents))
     assert header
     reader = RecordReader(bytes(contents), header.file_id)
@@ -86,7 +86,7 @@ def last_record(contents: bytearray) -> tuple[FoundRecord, list[EntryRow]]:
 
 
 def watch_reads(monkeypatch: pytest.MonkeyPatch, number: int) -> list[int]:
-    """How much each read of that file brings from now on; the window is small beside the file."""
+    """Collects the size of each read of that file; the window is smaller than the file."""
 
     async def read_at(file: StepFile, position: int, length: int) -> bytes:
         found = await as_ever(file, position, length)
@@ -101,25 +101,26 @@ def watch_reads(monkeypatch: pytest.MonkeyPatch, number: int) -> list[int]:
     return read_bytes
 
 
-def test_a_file_that_was_made_ready_is_looked_through_once(
+def test_prepared_journal_file_is_scanned_once_on_open(
     died: FileSystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is of the size of all others, and most starts find one."""
+    """It is as large as the other files, and most starts find one."""
     *_, blank = journals(died)
     read_bytes = watch_reads(monkeypatch, blank)
     storage = boot(died)
     assert step(storage.read(7, 0)) == entry(7, 0, PAYLOAD)
     once = CONFIG.journal_file_bytes
-    assert once <= sum(read_bytes) < 1.5 * once  # And a beginning or two.
+    assert once <= sum(read_bytes) < 1.5 * once  # Its beginning may be read once or twice more.
 
 
-def test_what_a_file_lost_at_its_end_is_in_doubt_where_another_follows(died: FileSystem) -> None:
-    """B1: no torn tail, though the first head in the other is damaged, too: there are two proofs, what a
-    record there claims, and the gap between their numbers."""
+def test_lost_end_of_a_file_with_a_successor_is_unknown(died: FileSystem) -> None:
+    """B1: it is no torn tail, although the first record head in the next file is damaged too. A claim
+    in that file, and the gap between sequence numbers, prove that it was durable."""
     first, second, _ = journals(died)
     contents = died.files[first].contents
     last, rows = last_record(contents)
-    size = len(contents) - last.body_start - 100  # As if it had been torn, with all behind it.
+    # Zeros the record from here on, and everything after it.
+    size = len(contents) - last.body_start - 100
     contents[last.body_start + 100 :] = bytes(size)
     died.files[second].contents[FILE_HEADER_BYTES + 10] ^= 1
     storage = boot(died)
@@ -131,8 +132,8 @@ def test_what_a_file_lost_at_its_end_is_in_doubt_where_another_follows(died: Fil
 def test_record_proved_by_a_later_file_is_kept_with_a_damaged_head(
     died: FileSystem,
 ) -> None:
-    """By its tail the first record there is found, and says that all before it was durable. So what is
-    damaged is no torn tail, and whatever of it proves itself is still answered."""
+    """The first record there is found by its tail and claims that all before it was durable. So the
+    damaged record is no torn tail, and its entries with a valid CRC are still returned."""
     first, second, _ = journals(died)
     contents = died.files[first].contents
     last, rows = last_record(contents)
@@ -147,10 +148,10 @@ def test_record_proved_by_a_later_file_is_kept_with_a_damaged_head(
         step(storage.read(7, rows[0].last_entry))
 
 
-def test_the_doctor_looks_through_a_file_that_was_cut_short_in_pieces(
+def test_doctor_scans_a_truncated_file_in_windows(
     died: FileSystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A journal file may be as large as the memory that is left. What is damaged is not read so."""
+    """A journal file may be as large as the free memory, so it must not be read as a whole."""
 
     async def losses() -> list[tuple[str, str]]:
         store = await StoreFiles.open(StepDisk(died), CONFIG, random.Random(1))
@@ -166,5 +167,5 @@ def test_the_doctor_looks_through_a_file_that_was_cut_short_in_pieces(
     assert step(losses()) == [(path, SHORT_JOURNAL)]
     assert sum(read_bytes) > len(contents) > 3 * max(read_bytes)
 
-    contents[FILE_HEADER_BYTES + 10] ^= 1  # Then its first record has to be looked for.
+    contents[FILE_HEADER_BYTES + 10] ^= 1  # Now its first record has to be searched for.
     assert step(losses()) == [(path, SHORT_JOURNAL)]

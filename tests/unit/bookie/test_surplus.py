@@ -1,4 +1,4 @@
-"""Copies that metadata no longer names: what of them goes, what stays, and what comes back."""
+"""Copies that metadata no longer names: which are dropped, which are kept, and later adds."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -63,7 +63,7 @@ class Site:
         await self.ledgers.create(metadata)
 
     async def name(self, ledger_id: int) -> None:
-        """A repair: we hold it from now on."""
+        """Names this bookie in the ledger's metadata, as a repair does."""
         stored = await self.ledgers.read(LedgerId(ledger_id))
         await self.ledgers.update(stored, stored.metadata.with_replacement(EntryId(0), THEM, US))
 
@@ -103,12 +103,12 @@ async def reopen(site: Site) -> Storage:
     return storage
 
 
-# --- What goes --------------------------------------------------------------------------------
+# --- Dropped copies ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("where", ["memory", "logs"])
-def test_copies_that_metadata_names_elsewhere_go_after_two_looks(where: str) -> None:
-    """B16: they are called absent then, not unknown; key and fence stay."""
+def test_surplus_copies_are_dropped_after_two_checks(where: str) -> None:
+    """B16: their entries are then absent, not unknown; key and fence stay."""
 
     async def story(site: Site) -> None:
         for ledger_id, holder in ((1, THEM), (2, US), (3, THEM)):
@@ -130,8 +130,9 @@ def test_copies_that_metadata_names_elsewhere_go_after_two_looks(where: str) -> 
             for question in (site.storage.read(1, 0), site.storage.read_last(1)):
                 with pytest.raises(NoSuchEntry):
                     await question
-            assert len(await site.held(2)) >= 2  # Named.
-            assert await site.held(3) == [0, 1]  # Open: its writer may come back to us.
+            assert len(await site.held(2)) >= 2  # Metadata names this bookie.
+            # An open ledger's writer may use this bookie again.
+            assert await site.held(3) == [0, 1]
             assert site.storage.add(adds((1, 0))).refusals == (LedgerFenced,)
             refused = site.storage.add(adds((1, 0), key=OTHER_KEY, is_recovery=True)).refusals
             assert refused == (Unauthorized,)
@@ -142,8 +143,8 @@ def test_copies_that_metadata_names_elsewhere_go_after_two_looks(where: str) -> 
 
 
 @pytest.mark.parametrize("rolls", range(4))
-def test_what_a_recovery_adds_after_the_drop_counts(rolls: int) -> None:
-    """B16: over restarts, whether before and behind the drop journal files went to logs or not."""
+def test_recovery_adds_after_a_drop_are_kept(rolls: int) -> None:
+    """B16: this holds across restarts, whether or not journal files became logs around the drop."""
 
     async def story(site: Site) -> None:
         await site.create(1, THEM)
@@ -172,7 +173,7 @@ def test_what_a_recovery_adds_after_the_drop_counts(rolls: int) -> None:
     tell(story)
 
 
-def test_entries_in_a_log_that_a_checkpoint_is_making_go_too() -> None:
+def test_drop_covers_entries_in_a_running_checkpoint() -> None:
     """B5, B16."""
 
     async def story(site: Site) -> None:
@@ -180,7 +181,7 @@ def test_entries_in_a_log_that_a_checkpoint_is_making_go_too() -> None:
         await add(site.storage, (1, 0))
         await site.look()
         await asyncio.sleep(DAY_S)
-        await fill_file(site.storage, 9)  # The checkpoint begins while we look.
+        await fill_file(site.storage, 9)  # The checkpoint begins during the check.
         await site.surplus.look()
         await settle(site.storage)
         assert await site.held(1) == []
@@ -190,11 +191,11 @@ def test_entries_in_a_log_that_a_checkpoint_is_making_go_too() -> None:
     tell(story)
 
 
-# --- What stays -------------------------------------------------------------------------------
+# --- Kept copies ------------------------------------------------------------------------------
 
 
-def test_copies_stay_that_came_after_the_first_look() -> None:
-    """B16: a repair that takes no locks copies first, and names us afterwards."""
+def test_copies_added_after_the_first_check_are_kept() -> None:
+    """B16: a repair without locks copies first, and names this bookie afterwards."""
 
     async def story(site: Site) -> None:
         await site.create(1, THEM)
@@ -210,8 +211,8 @@ def test_copies_stay_that_came_after_the_first_look() -> None:
     tell(story)
 
 
-def test_copies_stay_while_a_repair_has_the_lock() -> None:
-    """B16: it relies on what is listed here."""
+def test_copies_are_kept_while_a_repair_holds_the_lock() -> None:
+    """B16: the repair relies on the entries listed here."""
 
     async def story(site: Site) -> None:
         await site.create(1, THEM)
@@ -230,10 +231,10 @@ def test_copies_stay_while_a_repair_has_the_lock() -> None:
     tell(story)
 
 
-def test_copies_stay_if_the_lock_may_be_over_before_they_go(
+def test_copies_are_kept_if_the_lock_may_have_expired(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """B16: a bookie that stood still for longer than its session lasts drops nothing."""
+    """B16: a bookie that was paused for longer than its session drops nothing."""
 
     async def story(site: Site) -> None:
         async def read(self: LedgerNodes, ledger_id: LedgerId, *, fresh: bool = False) -> object:
@@ -254,8 +255,8 @@ def test_copies_stay_if_the_lock_may_be_over_before_they_go(
     tell(story)
 
 
-def test_a_ledger_with_doubts_stays_until_it_is_healed() -> None:
-    """B1, B16: what may have been lost is not called absent."""
+def test_ledger_with_possible_losses_is_kept_until_healed() -> None:
+    """B1, B16: entries that may have been lost must not become absent."""
 
     async def story(site: Site) -> None:
         await site.create(1, THEM)
@@ -270,7 +271,7 @@ def test_a_ledger_with_doubts_stays_until_it_is_healed() -> None:
     tell(story)
 
 
-def test_a_store_that_is_away_says_nothing() -> None:
+def test_metadata_outage_drops_no_copies() -> None:
     """B16."""
 
     async def story(site: Site) -> None:
@@ -286,8 +287,8 @@ def test_a_store_that_is_away_says_nothing() -> None:
     tell(story)
 
 
-def test_nothing_is_listed_while_it_is_about_to_go() -> None:
-    """B16: a worker that has the lock by then copies it all."""
+def test_entries_are_not_listed_during_a_drop() -> None:
+    """B16: a repair that gets the lock next must copy all entries."""
 
     async def story(site: Site) -> None:
         await add(site.storage, (1, 0))

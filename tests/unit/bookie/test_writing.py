@@ -1,4 +1,4 @@
-"""Answers that take many turns to write, and what must not wait for them (B7)."""
+"""Large responses that take many loop turns, and urgent requests that must not wait (B7)."""
 
 import asyncio
 from collections.abc import Callable
@@ -28,7 +28,7 @@ BATCH_BYTES = 2_000_000
 
 
 class Taker(asyncio.Transport):
-    """A client that takes its first piece, and from `take_on` on at once whatever is written."""
+    """A client that reads one piece, and after `take_on` everything that is written."""
 
     def __init__(self, shared: ServerContext) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Taker(asyncio.Transport):
         self.connection.connection_lost(None)
 
     def write(self, data: Buffer) -> None:
-        assert len(data) < 200_000  # A piece, whatever is in a hurry.
+        assert len(data) < 200_000  # Only a piece is written at a time.
         self.taken += data
         if not self._is_taking:
             self.connection.pause_writing()
@@ -95,10 +95,11 @@ def read_of(txn_id: int) -> bytes:
 
 
 async def reading(scene: Scene, count: int, answers: int) -> list[Taker]:
-    """Clients whose first answer has begun to be written, and whose others wait behind it."""
+    """Clients whose first response is being written, while their other responses wait."""
     await add_entries(scene.storage, 7, range(ENTRIES), bytes(20_000))
     takers = [Taker(scene.server._shared) for _ in range(count)]
-    async with scene.server._shared.turn._line:  # No answer is ready before all are in the making.
+    # All responses are in preparation before the first is ready.
+    async with scene.server._shared.turn._line:
         for taker in takers:
             taker.send(b"".join(read_of(txn_id) for txn_id in range(1, answers + 1)))
         await turns_until(
@@ -112,7 +113,7 @@ async def reading(scene: Scene, count: int, answers: int) -> list[Taker]:
     return takers
 
 
-def test_what_is_urgent_meets_many_writers_as_one() -> None:
+def test_urgent_reads_wait_few_turns_despite_many_writers() -> None:
     async def story(scene: Scene) -> None:
         takers = await reading(scene, 60, answers=1)
         urgent = [Taker(scene.server._shared) for _ in range(8)]
@@ -133,10 +134,10 @@ def test_what_is_urgent_meets_many_writers_as_one() -> None:
     tell_with_room(story)
 
 
-def test_acks_wait_for_the_answer_that_has_begun_and_hurry_it(
+def test_acks_follow_and_speed_up_the_response_in_progress(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Others are being written as well, and their own client has more of them to come."""
+    """Other clients' responses are being written, and this client waits for more of its own."""
 
     async def story(scene: Scene) -> None:
         mixed, *others = takers = await reading(scene, 12, answers=3)
@@ -155,7 +156,7 @@ def test_acks_wait_for_the_answer_that_has_begun_and_hurry_it(
         await turns_until(lambda: all(len(taker.taken) > 300_000 for taker in takers))
         acks[0](1, None)
         await turns_until(lambda: len(mixed.taken) > BATCH_BYTES)
-        # Who hurries has a step in each turn but one.
+        # The connection with a waiting ack gets more steps than the others.
         assert max(len(taker.taken) for taker in others) < BATCH_BYTES / 2
         await turns_until(lambda: not any(taker.connection._out for taker in takers))
         heard = ReplyDecoder().feed(bytes(mixed.taken))

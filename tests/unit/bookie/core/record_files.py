@@ -1,4 +1,4 @@
-"""Files of records, as a bookie writes them, and what is found in them."""
+"""Writes record files as a bookie does, and reads them back."""
 
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ HEADER = FileHeader(Purpose.JOURNAL, 7, b"store of sixteen", FILE_ID, 1 << 20)
 
 @dataclass
 class Written:
-    """A file, and where each write of it ended."""
+    """A record file, and the end position of each write."""
 
     contents: bytearray
     bodies: list[bytes]

@@ -1,4 +1,4 @@
-"""Changes of the catalog, and generations that begin with all of them."""
+"""Catalog changes, and new generations, which begin with a full copy of the catalog."""
 
 import copy
 import itertools
@@ -39,7 +39,7 @@ def a_change(chance: random.Random, known: Catalog, number: int) -> bytes:
         ledgers = sorted(chance.sample((0, 1, 2, 2**63 - 1), chance.randint(1, 4)))
         first = chance.randrange(100)
         extents = [Extent(each, first, first + 9, 10, 400, first - 1, 0, 1) for each in ledgers]
-        # Made of others: not the youngest.
+        # A log merged from others is not the youngest one.
         age = chance.choice((number, chance.randint(1, number)))
         return pack_log(EntryLogInfo(number, number % 2, 2**31, age), extents)
     if kind == 5 and known.logs:
@@ -83,7 +83,7 @@ def state(catalog: Catalog) -> object:
 
 
 @pytest.mark.parametrize("seed", range(100))
-def test_a_new_generation_says_the_same(seed: int) -> None:
+def test_new_generation_restores_the_same_catalog(seed: int) -> None:
     """B5."""
     chance = random.Random(seed)
     catalog = Catalog()
@@ -100,7 +100,7 @@ def test_a_new_generation_says_the_same(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(300))
-def test_a_new_generation_takes_in_what_changes_while_it_is_written(seed: int) -> None:
+def test_new_generation_includes_concurrent_changes(seed: int) -> None:
     """B5."""
     chance = random.Random(seed)
     catalog, again = Catalog(), Catalog()
@@ -112,7 +112,7 @@ def test_a_new_generation_takes_in_what_changes_while_it_is_written(seed: int) -
             before = {each for each in catalog.facts if catalog.is_deleted(each)}
             tried = copy.deepcopy(catalog)
             tried.apply(found)
-            # Deleted ledgers come back only after they were forgotten, and no two logs are as old.
+            # A deleted ledger returns only after it was forgotten, and no two logs have the same age.
             is_real = all(tried.is_deleted(each) or each not in tried.facts for each in before)
             if is_real and len({log.age for log in tried.logs.values()}) == len(tried.logs):
                 return found
@@ -145,8 +145,8 @@ def test_extents_are_found_newest_first() -> None:
 
 
 @pytest.mark.parametrize("seed", range(100))
-def test_what_a_log_is_still_wanted_for_is_what_ledgers_hold_of_it(seed: int) -> None:
-    """B5: and a deleted ledger has no part in it, whichever came first."""
+def test_log_use_is_the_sum_of_what_ledgers_hold_in_it(seed: int) -> None:
+    """B5: deleted ledgers hold nothing, whether the log or the deletion came first."""
     chance = random.Random(seed)
     catalog = Catalog()
     for number in range(1, chance.randint(2, 40)):
@@ -168,7 +168,7 @@ def test_what_a_log_is_still_wanted_for_is_what_ledgers_hold_of_it(seed: int) ->
 
 
 def test_older_logs_reported_after_a_drop_hold_nothing_of_that_ledger() -> None:
-    """B5, B16: compaction and a checkpoint that began before the drop end after it."""
+    """B5, B16: a compaction and a checkpoint may begin before the drop and end after it."""
     catalog = Catalog()
     extent = Extent(7, 0, 9, 10, 400, 8, 0, 1)
     catalog.apply(pack_log(EntryLogInfo(1, 0, 1000, 1), [extent]))
@@ -185,8 +185,8 @@ def test_older_logs_reported_after_a_drop_hold_nothing_of_that_ledger() -> None:
     assert catalog.holding(7, 5) == []
 
 
-def test_a_log_is_not_taken_for_empty_while_its_ledgers_are_being_applied() -> None:
-    """B5: removing what is empty meanwhile would remove what was acknowledged."""
+def test_log_is_listed_only_after_its_ledgers_are_applied() -> None:
+    """B5: removing a seemingly empty log at this moment would remove acknowledged entries."""
     catalog = Catalog()
     catalog.apply(pack_log(EntryLogInfo(1, 0, 1000, 1), []))
     extents = [Extent(7, 0, 9, 10, 400, 8, 0, 1)]
@@ -199,7 +199,7 @@ def test_a_log_is_not_taken_for_empty_while_its_ledgers_are_being_applied() -> N
     assert catalog.use_of(2).ledgers == 1
 
 
-def test_a_log_made_of_others_does_not_hide_what_is_younger() -> None:
+def test_merged_log_does_not_hide_a_younger_log() -> None:
     catalog = Catalog()
     extent = Extent(7, 0, 9, 10, 99, 8, 0, 1)
     for number in (1, 2, 3):
@@ -209,8 +209,8 @@ def test_a_log_made_of_others_does_not_hide_what_is_younger() -> None:
     assert catalog.holding(7, 5) == [3, 1000]
 
 
-def test_many_ledgers_take_several_records_of_a_new_generation() -> None:
-    """Others have their turn in between."""
+def test_new_generation_splits_many_ledgers_into_records() -> None:
+    """The event loop runs other tasks between two records."""
     catalog = Catalog()
     extents = [Extent(each, 0, 9, 10, 99, 8, 0, 1) for each in range(10_000)]
     catalog.apply(pack_log(EntryLogInfo(1, 0, 100, 1), extents))
@@ -222,10 +222,10 @@ def test_many_ledgers_take_several_records_of_a_new_generation() -> None:
     for body in bodies:
         again.apply(body)
     assert state(again) == state(catalog)
-    assert again.facts[3] is again.facts[5]  # Equal ones are kept once.
+    assert again.facts[3] is again.facts[5]  # Equal facts are shared.
 
 
-def test_a_mark_never_goes_back() -> None:
+def test_replay_start_never_moves_back() -> None:
     """B5."""
     catalog = Catalog()
     catalog.apply(changes.pack_replay_start(ReplayStart(5, 100)))
@@ -234,7 +234,7 @@ def test_a_mark_never_goes_back() -> None:
 
 
 @pytest.mark.parametrize("seed", range(300))
-def test_bytes_that_nobody_packed_are_refused(seed: int) -> None:
+def test_invalid_change_bytes_raise_no_unexpected_error(seed: int) -> None:
     chance = random.Random(seed)
     body = bytearray(a_change(chance, Catalog(), 3))
     del body[chance.randrange(1, len(body)) :]

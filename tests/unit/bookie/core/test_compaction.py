@@ -1,4 +1,4 @@
-"""Which logs are rewritten, which of them together, and when."""
+"""Chooses the logs to rewrite, the groups to merge, and the times of compaction."""
 
 import random
 
@@ -27,7 +27,7 @@ def log(number: int, live_mib: float, file_mib: float = 128, entries: int = 1000
     return candidate(EntryLogInfo(number, 0, int(file_mib * MIB), number), use)
 
 
-def test_emptiest_first_and_never_the_empty_ones() -> None:
+def test_victims_are_the_emptiest_logs_but_never_empty_ones() -> None:
     logs = [log(1, 100), log(2, 14), log(3, 0), log(4, 20), log(5, 1)]
     assert [each.number for each in pick_victims(logs, 0.2)] == [5, 2, 4]
     assert [each.number for each in pick_victims(logs, 0.8)] == [5, 2, 4, 1]
@@ -35,22 +35,22 @@ def test_emptiest_first_and_never_the_empty_ones() -> None:
     assert [each.number for each in pick_victims(logs, 0.0, damaged={1: None})] == [1]
 
 
-def test_of_those_that_are_about_as_empty_the_oldest_first() -> None:
+def test_similarly_empty_logs_are_picked_oldest_first() -> None:
     logs = [log(9, 41), log(8, 44), log(7, 42), log(6, 43), log(5, 20)]
     assert [each.number for each in pick_victims(logs, 0.8)] == [5, 6, 7, 8, 9]
 
 
 @pytest.mark.parametrize("entry_bytes", [0, 1, 20, 100, 1000, 10**6])
 @pytest.mark.parametrize("entries", [1, 1000, 10**6])
-def test_a_log_that_was_just_rewritten_is_full(entries: int, entry_bytes: int) -> None:
-    """Else it would be rewritten for ever: B12."""
+def test_rewritten_log_counts_as_full(entries: int, entry_bytes: int) -> None:
+    """B12: otherwise it would be rewritten again and again."""
     use = Use(max(1, entries // 100), entries, entries * entry_bytes)
     real = 1024 + 1100 + 120 * use.ledgers + 16.1 * entries + use.entry_bytes * 1.006
     assert Candidate(1, 1, int(real), use).fullness > 0.95
     assert sorted_bytes(use) < 1.3 * real + 4096
 
 
-def test_a_batch_is_bounded_in_bytes_and_by_the_room_there_is() -> None:
+def test_group_is_bounded_by_bytes_and_free_space() -> None:
     batch = CompactionGroup(log(1, 20))
     assert batch.has_room_for(log(2, 20), TARGET_BYTES)
     assert not batch.has_room_for(log(2, 20), 30 * MIB)
@@ -65,8 +65,8 @@ def test_a_batch_is_bounded_in_bytes_and_by_the_room_there_is() -> None:
     assert (batch.oldest, batch.age) == (0, 5)
 
 
-def test_a_batch_is_bounded_in_logs() -> None:
-    """Each is an open file."""
+def test_group_is_bounded_in_number_of_logs() -> None:
+    """Each log of a group is an open file."""
     batch = CompactionGroup(log(1, 1))
     while not batch.is_full:
         assert batch.has_room_for(log(2, 1), TARGET_BYTES)
@@ -79,7 +79,7 @@ def held(number: int, first: int, last: int) -> LedgerInLog:
     return LedgerInLog(number, first, last, last - first + 1, 100, last - 1)
 
 
-def test_what_would_hide_a_younger_repeat_stays_apart() -> None:
+def test_merge_that_would_hide_a_younger_repeat_is_detected() -> None:
     """B12: log 2 has entry 5 again, later than log 1."""
     all_of_it = [held(3, 20, 29), held(2, 5, 5), held(1, 0, 9)]
 
@@ -91,15 +91,15 @@ def test_what_would_hide_a_younger_repeat_stays_apart() -> None:
     assert not hides(2, 3)
     assert not hides(1, 2, 3)
     assert not hides(1)
-    assert hides(1, 4)  # It holds nothing of this ledger, and makes it look younger.
+    assert hides(1, 4)  # Log 4 has nothing of this ledger, but makes the merged log younger.
     assert not hides(1, 2, 4)
     assert not hides(3, 4)
     assert not hides(0, 1)
 
 
 @pytest.mark.parametrize("seed", range(300))
-def test_logs_that_are_put_together_answer_as_before(seed: int) -> None:
-    """B12: whatever the ages, each entry is answered by the same log's copy."""
+def test_merged_logs_return_the_same_copies(seed: int) -> None:
+    """B12: for any ages, each entry is still read from the same log's copy."""
     chance = random.Random(seed)
     ages = dict(zip(range(5), chance.sample(range(100), 5), strict=True))
     entries = {
@@ -116,7 +116,7 @@ def test_logs_that_are_put_together_answer_as_before(seed: int) -> None:
         is_between(each, min(taken), max(taken)) for each in logs if each.number not in batch
     )
     if hides_younger(all_of_it, ages.__getitem__, batch):
-        assert is_mixed  # Else nobody would have asked.
+        assert is_mixed  # Only logs of mixed ages can hide a younger one.
         return
 
     def winner(order: list[int], entry_id: int) -> int:
@@ -137,7 +137,7 @@ def test_logs_that_are_put_together_answer_as_before(seed: int) -> None:
         assert winner(youngest_first, entry_id) == winner(after, entry_id)
 
 
-def test_minor_and_major_come_when_due_and_not_while_suspended() -> None:
+def test_minor_and_major_run_when_due_unless_suspended() -> None:
     schedule = CompactionSchedule(
         CompactionKind("minor", 0.2, 10), CompactionKind("major", 0.8, 100), 0
     )
@@ -152,13 +152,15 @@ def test_minor_and_major_come_when_due_and_not_while_suspended() -> None:
     assert schedule.is_suspended("major")
     schedule.suspend("major", False)
     schedule.on_done(major, 100 * S)
-    assert schedule.due(101 * S) is None  # Major has done what minor would.
+    assert schedule.due(101 * S) is None  # The major compaction counts as a minor one.
     assert schedule.due(101 * S, is_short=True) is major
     assert schedule.due(101 * S, has_damage=True) is minor
 
 
 @pytest.mark.parametrize(("threshold", "interval_s"), [(0, 10), (-1, 10), (0.2, 0), (0.2, -5)])
-def test_it_is_off_if_either_is_not_above_zero(threshold: float, interval_s: float) -> None:
+def test_compaction_is_off_without_positive_threshold_and_interval(
+    threshold: float, interval_s: float
+) -> None:
     schedule = CompactionSchedule(
         CompactionKind("minor", threshold, interval_s), CompactionKind("major", 0, 0), 0
     )

@@ -1,4 +1,4 @@
-"""What is lent, to whom, and who goes on when there is room again."""
+"""The memory lent to connections, and the order in which waiting ones resume."""
 
 import random
 
@@ -22,8 +22,8 @@ def account(pool: Pool) -> ConnectionMemory:
     return ConnectionMemory(pool, lambda: None)
 
 
-def test_a_floor_is_there_for_everybody() -> None:
-    """B7: however much the others hold."""
+def test_every_connection_gets_its_floor() -> None:
+    """B7: this holds however much the other connections hold."""
     pool = make()
     greedy = [account(pool) for _ in range(2)]
     for each in greedy:
@@ -39,7 +39,7 @@ def test_a_floor_is_there_for_everybody() -> None:
     assert not late.try_take()
 
 
-def test_a_ceiling_holds_even_alone() -> None:
+def test_ceiling_applies_to_a_single_connection() -> None:
     pool = make()
     alone = account(pool)
     alone.take(499)
@@ -53,7 +53,7 @@ def test_a_ceiling_holds_even_alone() -> None:
     assert alone.try_resume()
 
 
-def test_who_waits_goes_on_in_the_order_of_coming() -> None:
+def test_waiting_connections_resume_in_order() -> None:
     pool = make()
     greedy, first, second = account(pool), account(pool), account(pool)
     greedy.take(900)
@@ -62,7 +62,7 @@ def test_who_waits_goes_on_in_the_order_of_coming() -> None:
         assert not waiting.try_take()
         pool.waiting[waiting] = None
     greedy.give(100)
-    assert not pool.has_news  # A little room is none: everybody would stop again at once.
+    assert not pool.has_news  # With this little room every connection would stop again at once.
     greedy.give(100)
     assert pool.has_news
     assert pool.take_ready() == [first, second]
@@ -70,8 +70,8 @@ def test_who_waits_goes_on_in_the_order_of_coming() -> None:
     assert not pool.has_news
 
 
-def test_one_that_is_in_the_middle_of_a_request_may_finish_it() -> None:
-    """Else several could hold half a request each, for ever."""
+def test_one_partial_request_may_finish_in_an_exhausted_pool() -> None:
+    """Otherwise several connections could hold half a request each forever."""
     pool = make()
     halves = [account(pool) for _ in range(3)]
     for each in halves:
@@ -87,7 +87,7 @@ def test_one_that_is_in_the_middle_of_a_request_may_finish_it() -> None:
     assert pool.take_ready() == halves[1:]
 
 
-def test_answers_in_the_making_take_room_and_keep_nobody_from_being_heard() -> None:
+def test_pending_responses_exhaust_the_pool_but_not_the_floors() -> None:
     """B7."""
     pool = make()
     asking = account(pool)
@@ -106,7 +106,7 @@ def test_answers_in_the_making_take_room_and_keep_nobody_from_being_heard() -> N
     assert (pool.held, pool.lent) == (100, 0)
 
 
-def test_answers_that_nobody_takes_overdraw() -> None:
+def test_unread_responses_overdraw_the_pool() -> None:
     pool = make()
     readers = [account(pool) for _ in range(11)]
     for reader in readers:
@@ -119,7 +119,7 @@ def test_answers_that_nobody_takes_overdraw() -> None:
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_the_pool_always_knows_what_is_lent(seed: int) -> None:
+def test_pool_totals_equal_the_sum_of_its_connections(seed: int) -> None:
     """B7."""
     chance = random.Random(seed)
     pool = make()
@@ -139,34 +139,34 @@ def test_the_pool_always_knows_what_is_lent(seed: int) -> None:
         assert pool.lent == sum(max(0, each.held - pool.floor) for each in accounts)
 
 
-def test_what_has_begun_may_hold_half_of_what_is_lent() -> None:
-    """B7: beyond, when others wait, those that stand still have to go."""
+def test_partial_requests_beyond_half_the_pool_are_overdue() -> None:
+    """B7: beyond half, stalled requests are closed if other connections wait."""
     pool = make()
     half, busy = account(pool), account(pool)
     half.set_begun(500)
-    assert pool.overdue <= 0  # There is room for everybody.
+    assert pool.overdue <= 0  # There is room for every connection.
     busy.take(500)
     assert pool.is_exhausted
     assert pool.overdue == 100
     half.set_begun(400)
-    assert pool.overdue <= 0  # It is not half requests that keep others waiting.
+    assert pool.overdue <= 0  # Partial requests are not what exhausts the pool.
 
 
-def test_who_is_favoured_goes_on_by_large_pieces() -> None:
+def test_favoured_partial_request_gets_extra_room() -> None:
     pool = make(ceiling=600)
     half, busy = account(pool), account(pool)
     half.set_begun(200)
     busy.take(900)
     assert pool.is_exhausted
     assert half.room <= 0
-    assert half.try_take()  # Since it has nothing else to give back.
+    assert half.try_take()  # It has no other memory that it could give back.
     assert half.room == 400
     half.set_begun(0)
     assert half.room == 100
 
 
-def test_a_gate_closes_at_a_limit_and_opens_below_it() -> None:
-    """B7: closing and opening in each turn would cost more than it gains."""
+def test_read_gate_closes_at_ceiling_and_opens_at_half() -> None:
+    """B7: closing and opening in each loop turn would cost more than it gains."""
     pool = make()
     full = account(pool)
     gate = ReadGate(full, calls_max=4)
@@ -184,7 +184,7 @@ def test_a_gate_closes_at_a_limit_and_opens_below_it() -> None:
     assert full not in pool.waiting
 
 
-def test_a_gate_closes_with_too_many_calls_and_opens_at_half_of_them() -> None:
+def test_read_gate_closes_above_call_limit_and_opens_at_half() -> None:
     """B7."""
     gate = ReadGate(account(make()), calls_max=4)
     assert not gate.try_close(4, is_blocked=False)
@@ -193,7 +193,7 @@ def test_a_gate_closes_with_too_many_calls_and_opens_at_half_of_them() -> None:
     assert gate.try_open(2, is_blocked=False)
 
 
-def test_a_blocked_gate_stays_closed_whatever_room_there_is() -> None:
+def test_blocked_read_gate_stays_closed_despite_free_memory() -> None:
     gate = ReadGate(account(make()), calls_max=4)
     assert gate.try_close(0, is_blocked=True)
     assert not gate.try_open(0, is_blocked=True)
@@ -208,11 +208,11 @@ KIB = 1024
 @pytest.mark.parametrize(
     ("chunks", "next_kib"),
     [
-        # Each chunk: its KiB, whether it has calls, how many calls wait.
+        # Each chunk: its size in KiB, whether it has calls, and how many calls wait.
         ([], 2),
         ([(1, False, 0)], 2),
         ([(2, False, 0)], 4),
-        ([(2, False, 0), (3, False, 0)], 4),  # It was not full.
+        ([(2, False, 0), (3, False, 0)], 4),  # The last chunk was not full.
         ([(2, False, 0), (4, False, 0), (8, False, 0)], 16),
         ([(2, True, 0), (4, True, 0), (8, True, 0), (16, True, 0)], 16),
         ([(2, True, 0), (4, True, 0), (8, True, 0), (16, False, 0)], 32),
@@ -222,7 +222,7 @@ KIB = 1024
         ([(2, False, 0), (3, True, 1)], 2),
     ],
 )
-def test_chunks_grow_while_they_come_full_and_no_call_waits(
+def test_read_size_grows_while_chunks_are_full_and_no_call_waits(
     chunks: list[tuple[int, bool, int]], next_kib: int
 ) -> None:
     """B7."""
@@ -235,8 +235,8 @@ def test_chunks_grow_while_they_come_full_and_no_call_waits(
 @pytest.mark.parametrize(
     ("held_kib", "next_kib"), [(0, 16), (84, 16), (90, 10), (98, 2), (99, 2), (120, 2)]
 )
-def test_no_chunk_is_larger_than_the_room_that_is_left(held_kib: int, next_kib: int) -> None:
-    """B7: but a small one is read in any case."""
+def test_read_size_is_limited_to_remaining_memory(held_kib: int, next_kib: int) -> None:
+    """B7: a small chunk is always read."""
     here = account(make(0, floor=100 * KIB, ceiling=100 * KIB))
     size = ReadSize(here)
     for kib in (2, 4, 8):

@@ -1,7 +1,7 @@
 from rollbook.bookie.core.deadline_queue import Deadlines
 
 
-def test_who_is_late_comes_out_once_and_in_order() -> None:
+def test_expired_entries_are_taken_once_in_order() -> None:
     deadlines = Deadlines[str](10)
     deadlines.start("a", 0)
     deadlines.start("b", 1)
@@ -12,7 +12,7 @@ def test_who_is_late_comes_out_once_and_in_order() -> None:
     assert deadlines.waited_for(0, 5) == ["c"]
 
 
-def test_to_start_again_is_to_be_last() -> None:
+def test_restarted_entry_moves_to_the_end() -> None:
     deadlines = Deadlines[str](10)
     deadlines.start("a", 0)
     deadlines.start("b", 1)
@@ -24,7 +24,7 @@ def test_to_start_again_is_to_be_last() -> None:
     assert deadlines.take_late(12) == ["a"]
 
 
-def test_some_are_late_for_others() -> None:
+def test_waited_for_returns_entries_past_the_given_wait() -> None:
     deadlines = Deadlines[str](10)
     deadlines.start("a", 0)
     deadlines.start("b", 3)
@@ -34,7 +34,7 @@ def test_some_are_late_for_others() -> None:
     assert len(deadlines) == 2
 
 
-def test_when_nobody_could_be_on_time_all_get_it_back() -> None:
+def test_postpone_extends_every_deadline() -> None:
     deadlines = Deadlines[str](10)
     deadlines.start("a", 0)
     deadlines.start("b", 3)

@@ -1,4 +1,4 @@
-"""When space is short, and where new logs go."""
+"""Disk usage levels, and the choice of a directory for new logs."""
 
 import pytest
 
@@ -19,19 +19,19 @@ def look(usage: DiskUsage, **used: int) -> list[Level]:
     return [each.level for each in usage.on_look(spaces)]
 
 
-def test_levels_and_the_way_back() -> None:
+def test_disk_level_rises_at_thresholds_and_falls_at_low_water() -> None:
     disks = usage()
     assert look(disks, j=0, a=899, b=0) == []
     assert look(disks, j=0, a=900, b=0) == [Level.WARNING]
     assert look(disks, j=0, a=949, b=0) == []
     assert look(disks, j=0, a=950, b=0) == [Level.FULL]
-    assert look(disks, j=0, a=931, b=0) == []  # Not down to the low water yet.
+    assert look(disks, j=0, a=931, b=0) == []  # Usage is still above the low-water mark.
     assert disks.is_full(A)
     assert look(disks, j=0, a=930, b=0) == [Level.WARNING]
     assert look(disks, j=0, a=100, b=0) == [Level.ROOMY]
 
 
-def test_entries_need_a_journal_and_at_least_one_ledger_directory() -> None:
+def test_disks_are_short_if_journal_or_all_ledger_dirs_are_full() -> None:
     disks = usage()
     look(disks, j=0, a=990, b=0)
     assert not disks.is_short
@@ -44,7 +44,7 @@ def test_entries_need_a_journal_and_at_least_one_ledger_directory() -> None:
     assert disks.full_directories == [J]
 
 
-def test_the_nearer_the_sooner() -> None:
+def test_fuller_disk_is_checked_sooner() -> None:
     disks = usage()
     big = 10**13
     disks.on_look({J: DiskSpace(big, big), A: DiskSpace(big, big), B: DiskSpace(big, big)})
@@ -55,10 +55,10 @@ def test_the_nearer_the_sooner() -> None:
     assert disks.next_look_s(10) == pytest.approx(0.2)
 
 
-def test_new_logs_go_in_turns_where_there_is_room() -> None:
+def test_new_logs_rotate_among_directories_with_room() -> None:
     roomy, tight = DiskSpace(1000, 900), DiskSpace(1000, 100)
     spaces = [roomy, tight, roomy]
     assert [pick_directory(spaces, [False] * 3, n) for n in range(4)] == [0, 2, 0, 2]
     assert [pick_directory(spaces, [True, False, False], n) for n in range(3)] == [2, 2, 2]
     assert [pick_directory(spaces, [True, False, True], n) for n in range(3)] == [1, 1, 1]
-    assert pick_directory(spaces, [True] * 3, 1) == 2  # All are full: somewhere it must go.
+    assert pick_directory(spaces, [True] * 3, 1) == 2  # If all are full, it still picks one.

@@ -1,4 +1,4 @@
-"""Footers: packed, found in, damaged."""
+"""Footers of entry logs: packing, lookup, and detection of damage."""
 
 import random
 from array import array
@@ -27,7 +27,7 @@ START = 4096
 def pack_footer(
     file_id: bytes, position: int, memtable: JournalIndex, record_positions: Sequence[int]
 ) -> list[bytes]:
-    """The whole footer of a file whose entries a memtable knows."""
+    """The whole footer of a file with the entries of this memtable."""
     builder = FooterBuilder(file_id, position)
     packed: list[bytes] = []
     for ledger_id, rows in memtable.by_ledger():
@@ -64,15 +64,16 @@ def some_table(chance: random.Random) -> JournalIndex:
         first = chance.choice((0, 10, 2**62))
         ids = sorted(chance.sample(range(first, first + 5000), chance.choice((1, 30, 2500))))
         if chance.random() < 0.3:
-            ids.append(ids[-1] + 2**40)  # Too far for the same page.
+            ids.append(ids[-1] + 2**40)  # This id is too far away for the same page.
         places = [chance.randrange(2**32) for _ in ids]
         table.add_group(ledger_id, ids[-1] - 1, ids, places, [32 + n % 9 for n in range(len(ids))])
-    table.add_group(5, 0, [table.last_entry(5)], [7], [99])  # Again: the newer one counts.
+    # Added again: the newer location counts.
+    table.add_group(5, 0, [table.last_entry(5)], [7], [99])
     return table
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_a_footer_finds_what_the_memtable_finds(seed: int) -> None:
+def test_footer_agrees_with_memtable(seed: int) -> None:
     table = some_table(random.Random(seed))
     file = packed(table, [1024, 2048])
     tables = load(file)
@@ -105,8 +106,8 @@ def find_both(file: bytes) -> None:
     find(file, tables, 4, 9)
 
 
-def test_every_flipped_byte_of_a_footer_is_noticed() -> None:
-    """B2: in a page, a table or the trailer."""
+def test_every_flipped_footer_byte_is_detected() -> None:
+    """B2: whether it is in a page, a table or the trailer."""
     table = JournalIndex()
     table.add_group(3, 0, [0, 1, 7], [100, 200, 300], [50, 51, 52])
     table.add_group(4, 0, [9], [400], [53])
@@ -118,8 +119,8 @@ def test_every_flipped_byte_of_a_footer_is_noticed() -> None:
             find_both(bytes(damaged))
 
 
-def test_the_footer_of_another_file_is_none() -> None:
-    """B2: the seed is the file's id and the position."""
+def test_footer_of_another_file_is_rejected() -> None:
+    """B2: checksums are seeded with the file's id and the position."""
     table = JournalIndex()
     table.add_group(3, 0, [0], [100], [50])
     file = packed(table, [64])

@@ -1,4 +1,4 @@
-"""Entries that lie at even distances are cut out of a record's body at once, and no others."""
+"""Cuts equal-length, evenly spaced entries out of a record's body at once, and only those."""
 
 import random
 from array import array
@@ -7,16 +7,16 @@ import pytest
 
 from rollbook.bookie.core.equal_length_slices import cut_evenly
 
-ORIGIN = 5_000  # Where the body lies in its file.
+ORIGIN = 5_000  # Position of the body in its file.
 
 
 def columns(starts: range, length: int) -> tuple["array[int]", "array[int]"]:
     return array("I", [ORIGIN + start for start in starts]), array("I", [length]) * len(starts)
 
 
-def test_all_that_lie_in_the_body_are_cut_at_once() -> None:
+def test_even_slices_within_the_body_are_cut_at_once() -> None:
     body = random.Random(1).randbytes(4_000)
-    starts = range(28, 28 + 100 * 128, 128)  # Most of them are in records behind this one.
+    starts = range(28, 28 + 100 * 128, 128)  # Most of these lie beyond this body.
     positions, lengths = columns(starts, 100)
     wanted = tuple(body[start : start + 100] for start in starts if start + 100 <= len(body))
     assert cut_evenly(body, ORIGIN, positions, lengths, 0) == wanted
@@ -25,9 +25,7 @@ def test_all_that_lie_in_the_body_are_cut_at_once() -> None:
 
 @pytest.mark.parametrize("column", [0, 1])
 @pytest.mark.parametrize("at", [1, 12, 23])
-def test_slice_at_another_place_or_longer_leaves_all_to_be_cut_one_by_one(
-    column: int, at: int
-) -> None:
+def test_uneven_position_or_length_cuts_nothing(column: int, at: int) -> None:
     both = columns(range(28, 28 + 24 * 128, 128), 100)
     both[column][at] += 1
     assert cut_evenly(bytes(4_000), ORIGIN, *both, 0) == ()
@@ -42,13 +40,13 @@ def test_slices_outside_the_body_are_not_cut() -> None:
 
 
 @pytest.mark.parametrize("step", [0, -128, 64])
-def test_entries_that_go_backwards_or_overlap_are_not_cut(step: int) -> None:
+def test_backward_or_overlapping_slices_are_not_cut(step: int) -> None:
     positions = array("I", [ORIGIN + 4_000 + n * step for n in range(24)])
     assert cut_evenly(bytes(9_000), ORIGIN, positions, array("I", [100]) * 24, 0) == ()
 
 
 @pytest.mark.parametrize("seed", range(100))
-def test_what_is_cut_is_what_lies_there(seed: int) -> None:
+def test_cut_slices_equal_the_bytes_at_their_positions(seed: int) -> None:
     chance = random.Random(seed)
     body = chance.randbytes(chance.randrange(1, 20_000))
     length = chance.randrange(1, 300)

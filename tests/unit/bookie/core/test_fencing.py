@@ -1,4 +1,4 @@
-"""THE fencing rule, as a table and in every order of events; and which adds are refused besides."""
+"""THE fencing rule, as a table and in every order of events; and the other refusals of adds."""
 
 import itertools
 
@@ -45,21 +45,21 @@ DELETED = OPEN.with_deletion(1000)
         (DELETED, False, KEY, True, LedgerFenced),
     ],
 )
-def test_whether_an_add_is_refused(
+def test_refusal_of_adds_by_ledger_state(
     facts: LedgerFacts, wanted: bool, key: bytes, recovery: bool, expected: Failure
 ) -> None:
-    """B4: asked for is as good as durable, for adds; recovery passes; the deleted stay dead."""
+    """B4: a requested fence already refuses adds but not recovery; deleted ledgers refuse all adds."""
     assert ledger(facts, wanted=wanted).refusal_of_add(key, is_recovery=recovery) is expected
 
 
-def test_who_may_fence_or_write_a_lac() -> None:
+def test_fence_and_lac_writes_need_the_key_and_a_live_ledger() -> None:
     assert ledger(OPEN).refusal_of_control(KEY) is None
     assert ledger(FENCED).refusal_of_control(KEY) is None
     assert ledger(OPEN).refusal_of_control(OTHER) is Unauthorized
     assert ledger(DELETED).refusal_of_control(KEY) is NoSuchLedger
 
 
-def test_the_first_key_shown_counts_before_it_is_durable() -> None:
+def test_first_key_shown_is_binding_before_it_is_durable() -> None:
     made = Ledger(7, LedgerFacts())
     made.show_key(KEY)
     made.show_key(OTHER)
@@ -76,8 +76,8 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(CHANGES)))
-def test_facts_come_to_the_same_in_any_order(order: tuple[str, ...]) -> None:
-    """B4: nothing unfences; the highest explicit LAC stays. Only the first key is the first."""
+def test_facts_do_not_depend_on_the_order_of_changes(order: tuple[str, ...]) -> None:
+    """B4: no change removes a fence; the highest explicit LAC and the first key stay."""
     facts = LedgerFacts()
     for index, name in enumerate(order):
         facts = CHANGES[name](facts)
@@ -86,12 +86,12 @@ def test_facts_come_to_the_same_in_any_order(order: tuple[str, ...]) -> None:
     assert facts == LedgerFacts(KEY if first_key == "key" else OTHER, True, b"nine", 9)
 
 
-def test_a_repeated_lac_takes_the_newer_packet() -> None:
+def test_repeated_lac_keeps_the_newer_packet() -> None:
     facts = LedgerFacts().with_lac_packet(5, b"old").with_lac_packet(5, b"new")
     assert facts.lac_packet == b"new"
 
 
-def test_the_durable_lac_only_rises() -> None:
+def test_durable_lac_never_falls() -> None:
     made = ledger(OPEN.with_lac_packet(3, b"p"))
     assert made.last_add_confirmed == 3
     assert not made.on_durable_lac(2)
@@ -143,7 +143,7 @@ LOST_ON_RESERVE = ON_RESERVE._replace(may_have_lost_fences=True)
         (LIMITS._replace(queued_bytes=201), Overloaded, Overloaded, Overloaded, Overloaded),
     ],
 )
-def test_adds_that_are_refused_for_any_ledger(
+def test_refusal_of_adds_by_bookie_state(
     limits: AddLimits,
     ordinary: Failure,
     urgent: Failure,
@@ -156,8 +156,8 @@ def test_adds_that_are_refused_for_any_ledger(
     assert limits.refusal_of_group(URGENT_RECOVERY) is urgent_recovery
 
 
-def test_old_ledgers_take_adds_of_a_recovery_only() -> None:
-    """B13: fences of ledgers below that id may have been lost. A key or a fence that is known is named first."""
+def test_ledgers_below_the_old_limit_accept_only_recovery_adds() -> None:
+    """B13: fences of ledgers below this id may be lost. A known key or fence is reported first."""
     limits = LIMITS._replace(old_below=8)
     assert limits.refusal_of_add(ORDINARY, ledger(OPEN)) is BookieReadOnly
     assert limits.refusal_of_add(URGENT, ledger(OPEN)) is BookieReadOnly
@@ -167,7 +167,7 @@ def test_old_ledgers_take_adds_of_a_recovery_only() -> None:
     assert LIMITS._replace(old_below=7).refusal_of_add(ORDINARY, ledger(OPEN)) is None
 
 
-def test_a_ledger_that_may_be_deleted_is_asked_for_again_later() -> None:
+def test_add_to_a_suspect_ledger_is_refused_as_overloaded() -> None:
     suspect = ledger(OPEN)
     suspect.is_suspect = True
     assert LIMITS.refusal_of_add(ORDINARY, suspect) is Overloaded

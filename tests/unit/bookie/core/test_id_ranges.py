@@ -1,4 +1,4 @@
-"""Ranges against a plain set."""
+"""Ranges of ids, compared with a plain set."""
 
 import random
 from array import array
@@ -8,7 +8,7 @@ import pytest
 from rollbook.bookie.core.id_ranges import Ranges, ranges_of
 
 
-def test_runs_of_ascending_ids() -> None:
+def test_ranges_of_ascending_ids() -> None:
     assert list(ranges_of([])) == []
     assert list(ranges_of(array("q", [5]))) == [(5, 5)]
     assert list(ranges_of(array("q", [0, 1, 2, 4, 7, 8]))) == [(0, 2), (4, 4), (7, 8)]
@@ -16,7 +16,7 @@ def test_runs_of_ascending_ids() -> None:
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_they_are_what_was_added_however_it_came(seed: int) -> None:
+def test_ranges_equal_the_set_of_added_ids_in_any_order(seed: int) -> None:
     chance = random.Random(seed)
     ranges, expected = Ranges(), set[int]()
     for _ in range(60):

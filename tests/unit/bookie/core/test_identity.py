@@ -1,4 +1,4 @@
-"""Whether a bookie may serve from what is there: stamps, and every mixture of what they may say."""
+"""Decides whether a bookie may start, from stamps and nodes in every combination."""
 
 from dataclasses import replace
 from itertools import product
@@ -81,17 +81,17 @@ EMPTY = [
 
 
 @pytest.mark.parametrize("state", MembershipState)
-def test_a_stamp_is_read_as_it_was_written(state: MembershipState) -> None:
+def test_stamp_is_unpacked_as_packed(state: MembershipState) -> None:
     stamp = replace(MEMBER, state=state, place=DirectoryId("ledger", 12), start=17)
     for each in (stamp, replace(stamp, starter="9b1d")):
         assert unpack_stamp(pack_stamp(each)) == each
 
 
-def test_a_stamp_is_a_cookie_to_whoever_reads_it_as_one() -> None:
+def test_stamp_can_be_read_as_a_cookie() -> None:
     assert unpack_cookie(pack_stamp(MEMBER)) == WANTED
 
 
-def test_every_damaged_byte_and_every_cut_of_a_stamp_is_noticed() -> None:
+def test_every_flipped_bit_and_truncation_of_a_stamp_is_detected() -> None:
     data = pack_stamp(MEMBER)
     for position in range(len(data)):
         for bit in range(8):
@@ -105,35 +105,36 @@ def test_every_damaged_byte_and_every_cut_of_a_stamp_is_noticed() -> None:
         unpack_stamp(data + b"\n")
 
 
-def test_a_stamp_of_a_later_release_is_not_guessed_at() -> None:
+def test_stamp_of_a_later_version_is_refused() -> None:
     data = pack_stamp(MEMBER).replace(b"stamp 1\n", b"stamp 2\n# rollbook more\n")
     text = data[: data.index(b"# rollbook crc32c")]
     with raises_message(UnsupportedVersion):
         unpack_stamp(text + b"# rollbook crc32c %08x\n" % google_crc32c.value(text))
 
 
-def test_what_lies_in_a_directory_without_a_stamp() -> None:
+def test_condition_of_a_directory_without_a_stamp() -> None:
     assert condition_of([]) is DirectoryCondition.EMPTY
     assert condition_of(["lost+found", "lock", f"{STAMP}.new"]) is DirectoryCondition.EMPTY
     stored = ["0000000000000007.journal", "0000000000000003.log", "catalog-0000000001.a"]
     assert condition_of(["lock", *stored]) is DirectoryCondition.UNSTAMPED
     assert condition_of(["lock", *stored, "notes.txt"]) is DirectoryCondition.FOREIGN
-    assert condition_of(["current"]) is DirectoryCondition.FOREIGN  # Of a bookie written in Java.
+    # The directory of a Java bookie.
+    assert condition_of(["current"]) is DirectoryCondition.FOREIGN
 
 
 # --- May it serve? ----------------------------------------------------------------------------
 
 
-def test_nothing_anywhere_is_a_new_bookie() -> None:
+def test_empty_directories_without_nodes_are_a_new_bookie() -> None:
     assert diagnose(found(EMPTY, None, None), WANTED).standing is StartDecision.NEW
 
 
-def test_all_as_it_should_be_is_a_member() -> None:
+def test_matching_stamps_are_a_member() -> None:
     diagnosis = diagnose(found(stamped()), WANTED)
     assert (diagnosis.standing, diagnosis.incarnation) == (StartDecision.MEMBER, NOW)
 
 
-def test_a_bookie_that_was_being_made_is_made_or_finished() -> None:
+def test_unfinished_creation_is_new_or_joined() -> None:
     half = without(stamped(state=MembershipState.JOINING), 2, DirectoryCondition.EMPTY)
     assert diagnose(found(half, None, None), WANTED).standing is StartDecision.NEW
     whole = stamped(state=MembershipState.JOINING)
@@ -254,7 +255,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_wrong_is_named_with_what_to_do(case: str) -> None:
+def test_refusal_names_the_problem_and_its_remedy(case: str) -> None:
     """B8."""
     what, message, remedy = REFUSED[case]
     diagnosis = diagnose(what, WANTED)
@@ -263,7 +264,7 @@ def test_what_is_wrong_is_named_with_what_to_do(case: str) -> None:
     assert remedy in diagnosis.problems[0].remedy
 
 
-def test_fewer_directories_than_it_had_are_refused() -> None:
+def test_missing_ledger_directory_is_refused() -> None:
     fewer = replace(WANTED, ledger_dirs=("/l1",))
     some = [each for each in stamped() if each.path != "/l2"]
     diagnosis = diagnose(found(some), fewer)
@@ -271,7 +272,7 @@ def test_fewer_directories_than_it_had_are_refused() -> None:
     assert not can_rejoin(found(some), fewer)
 
 
-def test_one_more_directory_rejoins() -> None:
+def test_additional_empty_directory_can_rejoin() -> None:
     more = replace(WANTED, ledger_dirs=(*WANTED.ledger_dirs, "/l3"))
     some = [*stamped(), StampedDirectory("/l3", DirectoryId("ledger", 2), DirectoryCondition.EMPTY)]
     assert "is new" in diagnose(found(some), more).problems[0].what
@@ -282,7 +283,7 @@ def test_one_more_directory_rejoins() -> None:
 def test_directories_serve_only_if_none_is_behind_the_latest_start(
     starts: tuple[int, int, int],
 ) -> None:
-    """B8: a start that was cut short may have written some of its stamps, and its node last."""
+    """B8: a start writes its stamps before its node, so an interrupted one leaves some stamps ahead."""
     what = found(stamped(starts=starts), start=5)
     is_behind = min(starts) < 5
     diagnosis = diagnose(what, WANTED)
@@ -296,8 +297,8 @@ def test_directories_serve_only_if_none_is_behind_the_latest_start(
         assert WRITE_OFF in problem.remedy
 
 
-def test_a_directory_of_another_copy_that_started_as_often_does_not_serve() -> None:
-    """B8: of two copies that start at once one writes its token to the node."""
+def test_copy_with_same_start_but_another_starter_is_refused() -> None:
+    """B8: of two copies that start at once, only one writes its token to the node."""
     ours = replace(MEMBER, start=5, starter="aa")
     directories = [replace(each, stamp=replace(ours, place=each.place)) for each in stamped()]
     is_ours = replace(found(directories, start=5), starter="aa")
@@ -330,8 +331,8 @@ CHOICES = (
 )
 
 
-def test_no_mixture_serves_without_all_that_its_latest_life_had() -> None:
-    """B8: exhaustively, for three directories and all that the nodes may say."""
+def test_no_incomplete_mixture_of_stamps_serves() -> None:
+    """B8: checked for every state of three directories and of the nodes."""
     served = 0
     for row in product(CHOICES, repeat=3):
         directories = [
@@ -375,10 +376,10 @@ def test_no_mixture_serves_without_all_that_its_latest_life_had() -> None:
                 assert MembershipState.WRITING_OFF not in states
             if can_write_off(what, WANTED):
                 assert lives == {incarnation}
-    assert served == 2 * 3**3  # Each state of each directory, of either life.
+    assert served == 2 * 3**3  # Two states of each of three directories, in two lives.
 
 
-# --- What may be mended -----------------------------------------------------------------------
+# --- What may be repaired -----------------------------------------------------------------------
 
 
 def test_another_bookies_directories_are_never_erased() -> None:
@@ -395,8 +396,8 @@ def test_another_bookies_directories_are_never_erased() -> None:
 
 
 @pytest.mark.parametrize("state", LedgerState)
-def test_which_ledgers_a_formatted_bookie_may_have_held(state: LedgerState) -> None:
-    """B8: those whose end somebody may yet have to find, in any of their fragments."""
+def test_formatted_bookie_may_have_held_its_unclosed_ledgers(state: LedgerState) -> None:
+    """B8: unclosed ledgers with this bookie in any fragment; a recovery may have to find their end."""
 
     def ledger(*ensembles: tuple[BookieId, ...]) -> LedgerMetadata:
         fragments = [Fragment(EntryId(10 * n), each) for n, each in enumerate(ensembles)]

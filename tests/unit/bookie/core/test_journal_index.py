@@ -1,4 +1,4 @@
-"""The memtable against a dict."""
+"""The memtable, compared with a dict."""
 
 import random
 
@@ -48,7 +48,7 @@ def test_ids_are_64_bit() -> None:
     assert table.last_entry(2**63 - 1) == 2**63 - 1
 
 
-def test_the_lac_is_the_highest_that_was_named() -> None:
+def test_lac_is_the_highest_one_added() -> None:
     table = JournalIndex()
     table.add_group(1, 7, [8], [0], [50])
     table.add_group(1, 3, [9], [50], [50])

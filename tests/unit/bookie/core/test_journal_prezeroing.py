@@ -1,4 +1,5 @@
-"""Small writes find blocks that were written before; large ones write nothing more, nor does a journal without prezeroing."""
+"""Small writes zero the journal ahead of themselves; large writes do not, nor does a journal
+without prezeroing."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +15,7 @@ def zeros(end: int = 1 * KIB, allocated: int = 1024 * KIB, stretch: int = STRETC
     return ZerosAhead(end, allocated, stretch)
 
 
-def test_a_small_write_takes_zeros_along_up_to_the_end_of_a_stretch() -> None:
+def test_small_write_adds_zeros_up_to_the_end_of_its_stretch() -> None:
     taken = bytes(zeros().behind(1 * KIB, 2 * KIB))
     assert taken == bytes(STRETCH - 2 * KIB)
 
@@ -29,7 +30,7 @@ def test_adds_within_prezeroed_space_write_no_zeros() -> None:
     assert len(subject.behind(STRETCH - KIB, STRETCH + KIB)) == STRETCH - KIB
 
 
-def test_a_large_write_takes_none_and_the_small_one_behind_it_does() -> None:
+def test_large_write_adds_no_zeros_but_next_small_one_does() -> None:
     subject = zeros()
     end = KIB + SMALL + 512
     assert subject.takes_none(KIB, end)
@@ -43,7 +44,7 @@ def test_no_zeros_are_written_beyond_the_end_of_the_file() -> None:
     assert subject.takes_none(STRETCH, STRETCH + 3 * KIB)
 
 
-def test_a_file_that_grows_beyond_its_size_gets_none() -> None:
+def test_write_beyond_the_allocated_size_adds_no_zeros() -> None:
     assert not zeros(allocated=4 * KIB).behind(3 * KIB, 5 * KIB)
 
 
@@ -54,9 +55,7 @@ def test_prezeroing_can_be_switched_off() -> None:
 
 
 @given(st.lists(st.integers(1, 3 * SMALL), min_size=1, max_size=60), st.integers(0, 2 * STRETCH))
-def test_no_byte_is_written_ahead_twice_and_none_before_the_end(
-    sizes: list[int], stretch: int
-) -> None:
+def test_no_byte_is_zeroed_twice_or_before_the_write_end(sizes: list[int], stretch: int) -> None:
     subject, position, ahead_to = zeros(stretch=stretch), KIB, KIB
     for size in sizes:
         end = position + size

@@ -1,4 +1,4 @@
-"""When a ledger's copy may be deleted."""
+"""The rules for deleting a ledger's copy."""
 
 import random
 from array import array
@@ -15,12 +15,13 @@ def ids(*ledger_ids: int) -> IntArray:
     return array("q", ledger_ids)
 
 
-def test_two_scans_late_enough_and_a_quarantine() -> None:
+def test_garbage_needs_two_scans_apart_and_a_quarantine() -> None:
     """B11."""
     suspects = Suspects(INTERVAL, QUARANTINE, 0.5)
     suspects.on_scan(0, 10, ids(3, 5), ledgers=10)
     assert list(suspects.judge(10**9, force=True).garbage) == []
-    suspects.on_scan(109, 120, ids(3, 5), ledgers=10)  # Too soon after the first one's end.
+    # This scan begins too soon after the first one ended.
+    suspects.on_scan(109, 120, ids(3, 5), ledgers=10)
     assert list(suspects.judge(10**9, force=True).garbage) == []
     suspects.on_scan(110, 130, ids(3, 5), ledgers=10)
     assert list(suspects.judge(130 + QUARANTINE - 1, force=False).garbage) == []
@@ -28,8 +29,8 @@ def test_two_scans_late_enough_and_a_quarantine() -> None:
     assert list(suspects.judge(130, force=True).garbage) == [3, 5]
 
 
-def test_one_that_is_named_again_begins_anew() -> None:
-    """B11: metadata was restored, or one scan met a hole."""
+def test_ledger_seen_again_restarts_its_scans() -> None:
+    """B11: its metadata was restored, or one scan saw an incomplete listing."""
     suspects = Suspects(INTERVAL, QUARANTINE, 0.5)
     suspects.on_scan(0, 10, ids(3, 5), ledgers=10)
     suspects.on_scan(200, 210, ids(3, 5), ledgers=10)
@@ -38,8 +39,8 @@ def test_one_that_is_named_again_begins_anew() -> None:
     assert list(suspects.judge(10**6, force=True).garbage) == [5]
 
 
-def test_many_at_once_need_an_operator() -> None:
-    """B11: that is how a wrong or emptied metadata store looks."""
+def test_many_deletions_at_once_need_an_operator() -> None:
+    """B11: a wrong or emptied metadata store looks like this."""
     suspects = Suspects(INTERVAL, QUARANTINE, 0.5)
     gone = ids(*range(600))
     for now in (0, 1000):
@@ -48,11 +49,11 @@ def test_many_at_once_need_an_operator() -> None:
     assert verdict.is_braked
     assert not verdict.garbage
     assert suspects.judge(10**6, force=True).garbage == gone
-    suspects.on_scan(2000, 2000, ids(*range(400)), ledgers=1000)  # Some are back.
+    suspects.on_scan(2000, 2000, ids(*range(400)), ledgers=1000)  # 200 of them exist again.
     assert suspects.judge(10**6, force=False).garbage == ids(*range(400))
 
 
-def test_a_handful_is_never_many() -> None:
+def test_few_deletions_need_no_operator() -> None:
     suspects = Suspects(INTERVAL, QUARANTINE, 0.5)
     for now in (0, 1000):
         suspects.on_scan(now, now, ids(1, 2, 3), ledgers=3)
@@ -60,8 +61,8 @@ def test_a_handful_is_never_many() -> None:
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_garbage_is_what_was_absent_all_the_while(seed: int) -> None:
-    """B11, against all scans kept in full."""
+def test_garbage_agrees_with_a_model_of_all_scans(seed: int) -> None:
+    """B11, compared with a model that keeps every scan in full."""
     chance = random.Random(seed)
     suspects = Suspects(INTERVAL, QUARANTINE, 1.0)
     scans: list[tuple[int, int, set[int]]] = []

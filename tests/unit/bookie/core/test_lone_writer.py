@@ -1,4 +1,4 @@
-"""Alone is who adds many times in a row; one chunk of somebody else's ends that."""
+"""A lone writer is a client that adds many times in a row; one add of another client ends that."""
 
 from rollbook.bookie.core.lone_writer import LoneWriter
 
@@ -11,11 +11,11 @@ def chunks_until_alone(solo: LoneWriter, source: object) -> int:
     raise AssertionError("never")
 
 
-def test_nobody_is_alone_at_first() -> None:
+def test_no_client_is_a_lone_writer_at_first() -> None:
     assert not LoneWriter(8).is_alone
 
 
-def test_who_adds_often_in_a_row_is_alone_until_somebody_else_adds() -> None:
+def test_repeated_adds_make_a_lone_writer_until_another_client_adds() -> None:
     solo = LoneWriter(8)
     assert chunks_until_alone(solo, "first") == 8
     solo.on_adds("first")
@@ -33,7 +33,7 @@ def test_two_alternating_clients_are_not_lone_writers() -> None:
             assert not solo.is_alone
 
 
-def test_who_is_gone_is_alone_no_more_and_whoever_else_is_stays_so() -> None:
+def test_only_disconnect_of_the_lone_writer_ends_its_status() -> None:
     solo = LoneWriter(8)
     chunks_until_alone(solo, "first")
     solo.on_gone("second")

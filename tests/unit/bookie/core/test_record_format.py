@@ -1,4 +1,4 @@
-"""Records, alone and in a file, and bytes that are none."""
+"""Records, alone and in a file, and bytes that are not records."""
 
 import random
 
@@ -17,7 +17,7 @@ from rollbook.proto.errors import UnsupportedVersion
 from tests.unit.bookie.core.record_files import BODIES, FILE_ID, HEADER, read, write
 
 
-def test_what_was_written_is_read() -> None:
+def test_records_are_read_as_written() -> None:
     file = write(BODIES)
     bodies, found = read(file.contents)
     assert bodies == BODIES
@@ -26,8 +26,8 @@ def test_what_was_written_is_read() -> None:
     assert not found.is_ended
 
 
-def test_a_payload_that_holds_a_journal_is_not_taken_for_one() -> None:
-    """B2: the seed is the file's id and the position."""
+def test_journal_bytes_in_a_payload_are_not_read_as_records() -> None:
+    """B2: checksums are seeded with the file's id and the position."""
     inner = write(BODIES, ended=True)
     file = write([bytes(inner.contents), b"x", bytes(inner.contents[FILE_HEADER_BYTES:])])
     assert read(file.contents)[0] == file.bodies
@@ -36,15 +36,15 @@ def test_a_payload_that_holds_a_journal_is_not_taken_for_one() -> None:
     assert read(file.contents)[0] == []
 
 
-def test_records_of_an_older_file_are_none_of_ours() -> None:
-    """B2: blocks that a disk hands out again may hold yesterday's journal."""
+def test_records_of_an_older_file_are_ignored() -> None:
+    """B2: reused disk blocks may hold an older journal."""
     older = write(BODIES, ended=True)
     contents = HEADER.pack() + bytes(older.contents[FILE_HEADER_BYTES:])
     reader = RecordReader(contents, bytes(16))
     assert scan(reader).records == ()
 
 
-def test_a_file_header_survives_the_loss_of_one_sector() -> None:
+def test_file_header_survives_any_flipped_byte() -> None:
     packed = HEADER.pack()
     assert unpack_file_header(packed) == HEADER
     for position in range(len(packed)):
@@ -56,7 +56,7 @@ def test_a_file_header_survives_the_loss_of_one_sector() -> None:
     assert unpack_file_header(b"") is None
 
 
-def test_a_later_version_is_refused_not_guessed_at(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_later_format_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     from rollbook.bookie.core import record_format as records
 
     monkeypatch.setattr(records, "_VERSION", 2)
@@ -70,7 +70,7 @@ def test_a_later_version_is_refused_not_guessed_at(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_hostile_bytes_are_no_records(seed: int) -> None:
+def test_hostile_bytes_are_not_read_as_records(seed: int) -> None:
     chance = random.Random(seed)
     noise = bytearray(chance.randbytes(4000))
     for _ in range(40):
@@ -80,8 +80,8 @@ def test_hostile_bytes_are_no_records(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_bodies_taken_together_are_those_taken_one_by_one(seed: int) -> None:
-    """Whatever part of a record is damaged, and wherever what was read begins."""
+def test_bodies_read_together_equal_bodies_read_one_by_one(seed: int) -> None:
+    """For damage in any part of a record, and for reads that begin anywhere."""
     chance = random.Random(seed)
     file = write([chance.randbytes(chance.choice((0, 1, 40, 700))) for _ in range(20)])
     positions = [
@@ -91,7 +91,7 @@ def test_bodies_taken_together_are_those_taken_one_by_one(seed: int) -> None:
     for position in positions:
         if chance.random() < 0.5:
             contents[position + chance.randrange(HEAD_BYTES + 40)] ^= 1 << chance.randrange(8)
-    positions.append(positions[3] + 1)  # Where there is none.
+    positions.append(positions[3] + 1)  # No record begins here.
     origin = positions[first := chance.randrange(3)]
     reader = RecordReader(bytes(contents[origin:]), FILE_ID, origin)
 

@@ -1,4 +1,4 @@
-"""A journal that is read again comes to what it was when it was written, in whatever order things came."""
+"""Replay of a journal rebuilds the memtable for any order of adds and controls."""
 
 import itertools
 import random
@@ -25,7 +25,7 @@ LEDGERS = (1, 2, 300)
 
 
 def packers() -> list[AddPacker]:
-    """Two for each ledger: it is added to in both versions."""
+    """One packer of each protocol version for each ledger."""
     digests = [LedgerDigest(DigestType.CRC32C, b"password", LedgerId(each)) for each in LEDGERS]
     keys = [bytes([number]) * 20 for number in range(len(LEDGERS))]
     txn_ids = itertools.count(1)
@@ -35,7 +35,7 @@ def packers() -> list[AddPacker]:
 
 
 def some_frames(chance: random.Random, writers: list[AddPacker]) -> list[Frames]:
-    """With few entry ids, so that they come again."""
+    """Uses few entry ids, so that entries repeat."""
     sent = b"".join(
         chance.choice(writers).pack(EntryId(chance.randrange(20)), EntryId(-1), 0, b"x" * size)
         for size in chance.choices((10, 11, 500), k=chance.randint(1, 30))
@@ -48,7 +48,7 @@ def some_frames(chance: random.Random, writers: list[AddPacker]) -> list[Frames]
 
 
 def index(memtable: JournalIndex, write: Write) -> None:
-    """As the storage does it."""
+    """Indexes a write as the storage does."""
     for record in write.records:
         for control in record.controls:
             if control.operation in (ControlOperation.DELETE, ControlOperation.DROP):
@@ -60,8 +60,10 @@ def index(memtable: JournalIndex, write: Write) -> None:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_what_was_written_is_what_is_read_back(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The newest of repeats, and nothing from before a deletion; however much is gathered."""
+def test_replay_rebuilds_the_memtable_of_writing(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newest of repeats counts, and nothing from before a deletion, for any batch size."""
     chance = random.Random(seed)
     monkeypatch.setattr(replaying, "_GATHERED_MAX", chance.choice((1, 30, 2**17)))
     packer, writers, written = (
@@ -88,10 +90,10 @@ def test_what_was_written_is_what_is_read_back(seed: int, monkeypatch: pytest.Mo
     assert (found.entries, found.entry_bytes) == (written.entries, written.entry_bytes)
 
 
-def test_only_what_must_come_after_it_has_the_gathered_sorted_out(
+def test_only_deletions_flush_gathered_adds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It is worth its cost for many adds at once: not for each record that says nothing of entries."""
+    """Sorting pays off only for many adds at once, so other records must not trigger it."""
     taken: list[int] = []
 
     def take(gathered: StoredAdds) -> Iterator[StoredEntries]:

@@ -1,4 +1,4 @@
-"""The small rules: doubt, control records, adoption, salvage, the cache, group commit."""
+"""The small rules: possible losses, control records, adoption, salvage, cache, group commit."""
 
 import random
 from itertools import pairwise
@@ -35,11 +35,11 @@ KEY = ledger_key(b"secret")
 FILE_ID = b"f" * 16
 
 
-# --- Doubt ------------------------------------------------------------------------------------
+# --- Possible losses --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(100))
-def test_doubts_are_the_union_of_their_ranges(seed: int) -> None:
+def test_possible_losses_are_the_union_of_their_ranges(seed: int) -> None:
     """B1."""
     chance = random.Random(seed)
     doubts, model = PossibleLosses(), set[tuple[int, int]]()
@@ -70,7 +70,7 @@ def test_doubts_are_the_union_of_their_ranges(seed: int) -> None:
     assert doubts.of(2) or not any(each == 2 for each, _ in model)
 
 
-def test_doubt_about_everything_is_about_ledgers_nobody_named() -> None:
+def test_possible_loss_of_everything_covers_any_ledger() -> None:
     doubts = PossibleLosses()
     assert not doubts
     doubts.everything = True
@@ -79,27 +79,28 @@ def test_doubt_about_everything_is_about_ledgers_nobody_named() -> None:
     assert doubts.beyond(12345, 2**62)
 
 
-def test_a_ledger_that_is_settled_is_apart_from_everything() -> None:
+def test_settled_ledger_is_exempt_from_loss_of_everything() -> None:
     doubts = PossibleLosses()
     doubts.add_everything()
     doubts.add(7, 3, 3)
-    doubts.settle(7, 0, 2**63 - 1)  # Not its explicit LAC: not as a whole.
+    # This leaves out its explicit LAC, so the ledger is not settled as a whole.
+    doubts.settle(7, 0, 2**63 - 1)
     assert doubts.about(7, 3)
     doubts.settle(7, -1, 2**63 - 1)
     assert not doubts.about(7, 3)
     assert not doubts.beyond(7, -1)
     assert doubts.about(8, 3)
-    doubts.add(7, 5, 5)  # By itself it may come into doubt again,
+    doubts.add(7, 5, 5)  # A settled ledger may become doubtful again by itself,
     assert doubts.about(7, 5)
     assert not doubts.about(7, 3)
-    doubts.add_everything()  # and so it may if everything does.
+    doubts.add_everything()  # and together with everything else.
     assert doubts.about(7, 3)
     doubts.remove_everything()
     assert not doubts.about(7, 3)
     assert list(doubts) == [(7, (5, 5))]
 
 
-def test_whatever_comes_into_doubt_is_news_also_if_it_was_in_doubt() -> None:
+def test_repeated_possible_loss_still_counts_as_news() -> None:
     doubts = PossibleLosses()
     doubts.add(7, 0, 9)
     seen = doubts.news
@@ -123,7 +124,7 @@ CONTROLS = [
 ]
 
 
-def test_controls_are_read_as_they_were_packed() -> None:
+def test_controls_are_unpacked_as_packed() -> None:
     body = b"".join(control.pack() for control in CONTROLS)
     assert list(unpack_controls(body)) == CONTROLS
     rows = unpack_rows(b"".join(control.pack_row() for control in CONTROLS))
@@ -139,7 +140,7 @@ def test_controls_are_read_as_they_were_packed() -> None:
             pass
 
 
-def test_controls_applied_come_to_the_facts() -> None:
+def test_controls_change_ledger_facts() -> None:
     facts = LedgerFacts()
     for control in (CONTROLS[3], CONTROLS[0]):
         facts = control.applied_to(facts, 3)
@@ -157,14 +158,14 @@ def test_controls_applied_come_to_the_facts() -> None:
     ("ledgers", "entry_bytes", "overhead", "expected"),
     [
         (1, 1000, 1.05, True),
-        (4, 1000, 1.05, False),  # Reading it all would cost a little over four times its bytes.
+        (4, 1000, 1.05, False),  # Reading all of it would read a little over four times its bytes.
         (3, 1000, 1.05, True),
         (500, 100, 1.3, False),
         (1, 100, 1.3, True),
-        (1, 100, 6.0, False),  # Single small adds: mostly padding.
+        (1, 100, 6.0, False),  # Single small adds are mostly padding.
     ],
 )
-def test_what_is_worth_adopting(
+def test_journal_is_adopted_if_few_ledgers_and_little_overhead(
     ledgers: int, entry_bytes: int, overhead: float, expected: bool
 ) -> None:
     shape, total = JournalShape(), 0
@@ -175,7 +176,7 @@ def test_what_is_worth_adopting(
     assert shape.is_worth_adopting(total, int(total * overhead)) == expected
 
 
-def test_a_file_whose_ledgers_were_deleted_is_not() -> None:
+def test_journal_of_deleted_ledgers_is_not_adopted() -> None:
     shape = JournalShape()
     shape.on_record(1000, 1)
     assert not shape.is_worth_adopting(0, 1000)
@@ -187,8 +188,8 @@ def test_a_file_whose_ledgers_were_deleted_is_not() -> None:
 
 @pytest.mark.parametrize("kind", list(DigestType))
 @pytest.mark.parametrize("payload", [b"", b"p", b"p" * 100])
-def test_only_a_crc_that_holds_is_proof(kind: DigestType, payload: bytes) -> None:
-    """B1: no bytes are answered unless a checksum vouches for them."""
+def test_only_a_valid_crc_proves_an_entry(kind: DigestType, payload: bytes) -> None:
+    """B1: bytes are returned only if a checksum covers them."""
     digest = LedgerDigest(kind, b"secret", LedgerId(7))
     entry = pack_entry(digest, EntryId(3), EntryId(2), 5, payload)
     has_crc = kind in (DigestType.CRC32C, DigestType.CRC32)
@@ -203,8 +204,8 @@ def test_only_a_crc_that_holds_is_proof(kind: DigestType, payload: bytes) -> Non
 
 
 @pytest.mark.parametrize("version", [2, 3])
-def test_damage_in_one_frame_costs_no_other_entry(version: int) -> None:
-    """B1: wherever it is, in a length, a key, an id, a payload."""
+def test_damaged_frame_loses_no_other_entry(version: int) -> None:
+    """B1: this holds for damage in a length, a key, an id or a payload."""
     frames, ids = [], [(7, 0), (2**62, 5), (7, 1), (8, 0)]
     txn_ids = iter(range(2**40, 2**41))
     for ledger_id, entry_id in ids:
@@ -228,15 +229,15 @@ def test_damage_in_one_frame_costs_no_other_entry(version: int) -> None:
     assert [each[:2] for each in find_entries(body, (7,), {})] == [(7, 0), (7, 1)]
 
 
-def test_a_frame_in_anothers_payload_is_not_salvaged() -> None:
-    """B1: its writer does not know the key."""
+def test_frame_inside_a_damaged_payload_is_not_salvaged() -> None:
+    """B1: the writer of the payload does not know the ledger's key."""
     digest, other = (LedgerDigest(DigestType.CRC32C, b"", LedgerId(each)) for each in (7, 8))
     forged = v2_adds.V2AddPacker(b"guess" * 4, digest).pack(EntryId(5), NO_ENTRY, 0, b"forged")
     own = v2_adds.V2AddPacker(KEY, digest).pack(EntryId(0), NO_ENTRY, 0, b"own")
     carrier = v2_adds.V2AddPacker(KEY, other).pack(EntryId(0), NO_ENTRY, 0, forged)
     damaged = bytearray(carrier + own)
     assert [each[:2] for each in find_entries(bytes(damaged), (7, 8), {})] == [(8, 0), (7, 0)]
-    damaged[60] ^= 1  # The carrier no longer covers what it carries.
+    damaged[60] ^= 1  # The outer frame is damaged and no longer covers the inner one.
     assert [each[:2] for each in find_entries(bytes(damaged), (7, 8), {7: KEY})] == [(7, 0)]
     assert find_entries(bytes(damaged), (7, 8), {}) == []
 
@@ -244,11 +245,11 @@ def test_a_frame_in_anothers_payload_is_not_salvaged() -> None:
 # --- The cache --------------------------------------------------------------------------------
 
 
-def test_the_cache_keeps_to_its_budget_and_forgets_the_oldest() -> None:
+def test_cache_evicts_the_least_recently_used_within_budget() -> None:
     cache = ByteCache[str](100)
     for name in "abc":
         cache.put(name, bytes(30))
-    assert cache.get("a") is not None  # Used: now the youngest.
+    assert cache.get("a") is not None  # A used value becomes the youngest.
     cache.put("d", bytes(30))
     assert cache.get("b") is None
     assert cache.get("a") is not None
@@ -297,7 +298,7 @@ def written(
     return [record.kind for record in write.records]
 
 
-def test_a_write_keeps_the_order_in_few_records() -> None:
+def test_write_groups_items_into_few_records_in_order() -> None:
     packer = RecordPacker(FILE_ID, FILE_HEADER_BYTES, 1, 0)
     contents = bytearray(FILE_HEADER_BYTES)
     items: list[Frames | Control] = [
@@ -321,7 +322,7 @@ def test_a_write_keeps_the_order_in_few_records() -> None:
     assert list(unpack_controls(reader.body(found.records[1]))) == [CONTROLS[0], CONTROLS[3]]
 
 
-def test_large_chunks_become_records_of_their_own() -> None:
+def test_large_chunks_get_separate_records() -> None:
     packer = RecordPacker(FILE_ID, FILE_HEADER_BYTES, 1, 0)
     items: list[Frames | Control] = [frames((1, n), size=40_000) for n in range(3)]
     contents = bytearray(FILE_HEADER_BYTES)

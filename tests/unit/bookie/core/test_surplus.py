@@ -1,4 +1,4 @@
-"""When copies that metadata names elsewhere may be dropped."""
+"""The rules for dropping copies that metadata assigns to other bookies."""
 
 import random
 
@@ -13,7 +13,7 @@ S = 1_000_000_000
 US, THEM, OTHERS = BookieId("us:3181"), BookieId("them:3181"), BookieId("others:3181")
 
 
-def test_only_a_closed_ledger_whose_fragments_all_name_others_is_surplus() -> None:
+def test_surplus_is_a_closed_ledger_with_no_fragment_here() -> None:
     """B16."""
     theirs = Fragment(EntryId(0), (THEM, OTHERS))
     opened = LedgerMetadata(LedgerId(7), Quorum(2, 2, 1), (theirs,))
@@ -32,19 +32,20 @@ def look(copies: SurplusCopies, asked_ns: int, *, surplus: bool = True) -> bool:
     return copies.on_answer(7, asked_ns, surplus=surplus)
 
 
-def test_two_looks_an_interval_apart_agree() -> None:
-    """B16: one is not enough, and neither are two that an operator asked for in a row."""
+def test_drop_needs_two_agreeing_checks_an_interval_apart() -> None:
+    """B16: one check is not enough, nor are two that an operator requested in quick succession."""
     copies = SurplusCopies(100 * S, 10.0, {})
     assert not look(copies, 5 * S)
     assert list(copies.ledger_ids) == [7]
     assert not look(copies, 94 * S)
-    assert look(copies, 95 * S)  # A look that is a little quicker than the one before.
+    # A check may come slightly early, since the one before took longer.
+    assert look(copies, 95 * S)
     assert copies.may_drop(7, 96 * S, 96 * S)
     copies.on_gone(7)
     assert not look(copies, 300 * S)
 
 
-def test_after_an_add_two_more_looks_are_needed() -> None:
+def test_add_restarts_the_two_checks() -> None:
     """B16: a repair copies first and names the bookie afterwards."""
     quiet: dict[int, int] = {}
     copies = SurplusCopies(100 * S, 10.0, quiet)
@@ -52,15 +53,15 @@ def test_after_an_add_two_more_looks_are_needed() -> None:
     quiet.pop(7)
     assert not look(copies, 105 * S)
     copies.on_asked(7, 205 * S)
-    quiet.pop(7)  # While the metadata is read.
+    quiet.pop(7)  # An add while the metadata is read.
     assert not copies.on_answer(7, 205 * S, surplus=True)
     assert not look(copies, 305 * S)
     assert look(copies, 405 * S)
-    quiet.pop(7)  # While it is asked for under its lock.
+    quiet.pop(7)  # An add while the metadata is read again under the lock.
     assert not copies.may_drop(7, 405 * S, 405 * S)
 
 
-def test_after_a_look_that_names_the_bookie_two_more_are_needed() -> None:
+def test_check_naming_the_bookie_restarts_the_two_checks() -> None:
     """B16."""
     copies = SurplusCopies(100 * S, 10.0, {})
     look(copies, 5 * S)
@@ -69,7 +70,7 @@ def test_after_a_look_that_names_the_bookie_two_more_are_needed() -> None:
     assert look(copies, 305 * S)
 
 
-def test_a_look_that_fails_says_nothing() -> None:
+def test_failed_check_is_ignored() -> None:
     """B16."""
     copies = SurplusCopies(100 * S, 10.0, {})
     copies.on_asked(7, 5 * S)
@@ -81,10 +82,10 @@ def test_a_look_that_fails_says_nothing() -> None:
 
 
 @pytest.mark.parametrize(("session_s", "certain_s"), [(10.0, 1.0), (1.0, 0.5)])
-def test_a_lock_counts_only_while_its_session_cannot_be_over(
+def test_lock_is_valid_only_while_its_session_must_be_alive(
     session_s: float, certain_s: float
 ) -> None:
-    """B16: after a pause somebody else may have the lock, and rely on what is listed here."""
+    """B16: after a pause another process may hold the lock and rely on the copies listed here."""
     copies = SurplusCopies(100 * S, session_s, {})
     look(copies, 0)
     assert look(copies, 100 * S)
@@ -94,12 +95,12 @@ def test_a_lock_counts_only_while_its_session_cannot_be_over(
 
 
 @pytest.mark.parametrize("seed", range(100))
-def test_whatever_happens_nothing_goes_before_two_agreeing_looks(seed: int) -> None:
-    """B16, against the definition."""
+def test_drop_is_due_exactly_after_two_agreeing_checks(seed: int) -> None:
+    """B16, compared with its definition."""
     chance = random.Random(seed)
     quiet: dict[int, int] = {}
     copies = SurplusCopies(100, 10.0, quiet)
-    now, looks = 0, list[int]()  # When looks began that agree, since something was added.
+    now, looks = 0, list[int]()  # Starts of agreeing checks since the last add.
     for _ in range(60):
         now += chance.choice((1, 40, 100, 150))
         surplus = chance.random() < 0.8

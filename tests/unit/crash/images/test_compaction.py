@@ -1,4 +1,4 @@
-"""Every crash during a compaction, and the ways to build one wrongly that this must find."""
+"""Crashes at every step of a compaction, and planted flaws that they must find."""
 
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -39,7 +39,7 @@ def _small_and_quiet() -> Iterator[None]:
 
 
 def record() -> tuple[list[Operation], int]:
-    """A life that ends in a compaction, and where that begins."""
+    """Disk operations of a life that ends in a compaction, and the index at which that begins."""
     operations: list[Operation] = []
     began = 0
     world = World(11)
@@ -68,7 +68,7 @@ def record() -> tuple[list[Operation], int]:
 
 
 def crash_everywhere() -> list[str]:
-    """What was found to be wrong."""
+    """Judges every crash image; returns the failures."""
     operations, began = record()
     system, chance, found = FileSystem(), random.Random(1), list[str]()
     count = 0
@@ -113,7 +113,7 @@ _replace_logs = Storage.replace_logs
 
 
 async def _unlog_first(self: CatalogFiles, changes: Sequence[bytes]) -> None:
-    """In a record of its own."""
+    """Commits the removal of logs first, in a separate record."""
     gone = [change for change in changes if change[0] == Change.UNLOG]
     await self.commit_latest(lambda: gone)
     rest = [change for change in changes if change[0] != Change.UNLOG]

@@ -1,4 +1,4 @@
-"""Crash images: no promise is broken by the storage as it is, and by broken ones some are."""
+"""Crash images: the storage breaks no promise, and storages with planted flaws do."""
 
 import random
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ def _small_and_quiet() -> Iterator[None]:
 
 
 def test_no_power_cut_breaks_a_promise() -> None:
-    """B1, B3, B4, B5: at every disk operation of a store's lives, and again during recovery."""
+    """B1, B3, B4, B5: power cuts at every disk operation of a store's lives, and during recovery."""
     crashes = Crashes()
     for seed in (0, 1):
         crashes.add(crash_everywhere(seed, sample=2))
@@ -32,7 +32,7 @@ def test_a_trace_is_a_function_of_its_seed() -> None:
 
 
 def torn() -> FileSystem:
-    """Three sectors, one of them written twice, and a name: 2 · 2 · 3 · 2 ways, some of them equal."""
+    """Three sectors, one written twice, and a name: 2 · 2 · 3 · 2 combinations, some of them equal."""
     system = FileSystem()
     number = system.create("/a")
     system.sync_directory("/")
@@ -42,7 +42,7 @@ def torn() -> FileSystem:
     return system
 
 
-def test_few_images_are_all_there_is_and_none_comes_twice() -> None:
+def test_small_sets_of_images_are_complete_without_duplicates() -> None:
     def tree(system: FileSystem) -> str:
         return repr(system._tree())
 
@@ -51,7 +51,7 @@ def test_few_images_are_all_there_is_and_none_comes_twice() -> None:
     assert len(found) <= sum(1 for _ in every_power_cut(torn()))
 
 
-def test_of_many_images_there_is_a_sample_without_doubles() -> None:
+def test_large_sets_of_images_are_sampled() -> None:
     found = [repr(image._tree()) for image in images(torn(), random.Random(1), 8)]
     assert 4 < len(found) <= 9
 
@@ -60,5 +60,5 @@ def test_of_many_images_there_is_a_sample_without_doubles() -> None:
     "name", ["the journal never syncs", "a record calls itself durable", "fences are forgotten"]
 )
 def test_a_planted_flaw_is_found(name: str) -> None:
-    """The others are for `python -m tests mutants`."""
+    """`python -m tests mutants` tries the other flaws."""
     assert find_flaw((name, 0)).what is not None

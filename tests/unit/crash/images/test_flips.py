@@ -1,4 +1,4 @@
-"""Rot anywhere in a store at rest, and proof that the flips find what they look for."""
+"""Rot anywhere in a closed store, and proof that flips find planted flaws."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -30,8 +30,8 @@ def flips(store: StoreAtRest, first: int, stride: int) -> tuple[int, list[str]]:
 
 
 @pytest.mark.parametrize("kind", [DigestType.CRC32C, DigestType.HMAC])
-def test_a_flipped_byte_anywhere_never_makes_a_wrong_answer(kind: DigestType) -> None:
-    """B1, B2, B3: and entries whose own digest vouches for them survive their record."""
+def test_flipped_byte_never_causes_a_wrong_answer(kind: DigestType) -> None:
+    """B1, B2, B3: entries with a valid CRC survive damage to their record."""
     store = StoreAtRest(kind)
     assert store.judge(store.copy(), {}) == 0
     flipped, failures = flips(store, first=1, stride=401)
@@ -40,7 +40,7 @@ def test_a_flipped_byte_anywhere_never_makes_a_wrong_answer(kind: DigestType) ->
 
 
 def test_every_byte_is_flipped_once() -> None:
-    """Two halves are of seeds that follow each other."""
+    """Consecutive seeds choose the two different halves."""
     halves = [*_flip_tasks(1, "half"), *_flip_tasks(2, "half")]
     for which in ("half", "once", "all"):
         tasks = halves if which == "half" else _flip_tasks(1, which)
@@ -55,8 +55,8 @@ def test_every_byte_is_flipped_once() -> None:
 
 
 @pytest.mark.parametrize("size", [512, 4096])
-def test_a_lost_sector_or_page_is_noticed(size: int) -> None:
-    """B1, B2: zeros where something was durable; it may cost a lot, but nothing is made up."""
+def test_lost_sector_or_page_causes_no_wrong_answer(size: int) -> None:
+    """B1, B2: zeros replace durable data; much may be lost, but no read returns wrong data."""
     store = StoreAtRest(DigestType.HMAC)
     for path, position in [place for place in store.places() if place[1] % (3 * size) == 0]:
         try:
@@ -66,8 +66,8 @@ def test_a_lost_sector_or_page_is_noticed(size: int) -> None:
         store.judge_answers(storage)
 
 
-def test_what_one_sector_was_before_is_noticed() -> None:
-    """B1, B2: a sector with the contents of another one of the same file."""
+def test_sector_with_other_contents_causes_no_wrong_answer() -> None:
+    """B1, B2: a sector gets the contents of another one of the same file."""
     store, chance = StoreAtRest(DigestType.HMAC), random.Random(1)
     places = [place for place in store.places() if place[1] % 512 == 0]
     for path, position in places:
@@ -97,12 +97,12 @@ BREAKS: dict[str, Break] = {
 
 
 @pytest.mark.parametrize("name", BREAKS)
-def test_broken_storage_is_found_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flips_find_broken_storage(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     store = StoreAtRest(DigestType.HMAC)
     BREAKS[name](monkeypatch)
     places = list(store.places())
     journal = [place for place in places if place[0].endswith(".journal")]
-    for first in range(40):  # Few bytes are of a fence, and all of them in the journal.
+    for first in range(40):  # Few bytes belong to a fence, and all of them are in the journal.
         chance = random.Random(first)
         some = [*journal[first::41], *places[first::401]]
         if any(flip(store, path, position, chance) for path, position in some):

@@ -1,4 +1,5 @@
-"""Crash images of a bookie's identity: as it is, nobody is locked out or let in wrongly; broken, some are."""
+"""Crash images of a bookie's identity: no bookie is locked out and no copy let in, unless a flaw
+is planted."""
 
 from collections.abc import Iterator
 
@@ -16,7 +17,7 @@ def _small_and_quiet() -> Iterator[None]:
 
 
 def test_no_power_cut_locks_a_bookie_out_or_lets_a_copy_in() -> None:
-    """B8: made, started, formatted; at every change of its directories and of the metadata."""
+    """B8: cuts during creation, start and format, at every change of directories and metadata."""
     crashes = crash_identity_everywhere(0, sample=2)
     assert not crashes.failures
     assert crashes.images > crashes.moments > 100
@@ -24,5 +25,5 @@ def test_no_power_cut_locks_a_bookie_out_or_lets_a_copy_in() -> None:
 
 
 @pytest.mark.parametrize("name", ["a stamp's name is not synced", "a format doubts nothing"])
-def test_a_broken_identity_shows(name: str) -> None:
+def test_planted_identity_flaw_is_found(name: str) -> None:
     assert find_flaw((name, 0)).what
