@@ -24,7 +24,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[LocalCluster]:
         yield cluster
 
 
-async def writer_on_it(ledgers: Ledgers) -> LedgerWriter:
+async def writer_on_lost_bookie(ledgers: Ledgers) -> LedgerWriter:
     while True:
         writer = await ledgers.create()
         if GONE in writer.metadata.fragments[0].ensemble:
@@ -40,7 +40,7 @@ async def lose(cluster: LocalCluster, ledgers: Ledgers) -> None:
 async def test_idle_writer_replaces_a_lost_bookie(cluster: LocalCluster) -> None:
     async with cluster.connect() as ledgers:
         await ledgers.until_writable(4, PATIENCE_S)
-        writers = [await writer_on_it(ledgers) for _ in range(3)]
+        writers = [await writer_on_lost_bookie(ledgers) for _ in range(3)]
         await writers[0].append(b"first")
         await lose(cluster, ledgers)
         watch = ledgers._seat_watch
@@ -64,7 +64,7 @@ async def test_lost_bookie_without_successor_keeps_its_seat(cluster: LocalCluste
     """WR12: it is reported as vacant."""
     async with cluster.connect() as ledgers:
         await ledgers.until_writable(4, PATIENCE_S)
-        writer = await writer_on_it(ledgers)
+        writer = await writer_on_lost_bookie(ledgers)
         other = next(
             b for b in ledgers.live().writable if b not in writer.metadata.fragments[0].ensemble
         )
@@ -84,7 +84,7 @@ async def test_quarantined_successor_is_probed_and_takes_the_seat(cluster: Local
     """A quarantine can outlast the time for which re-replication waits for a writer."""
     async with cluster.connect() as ledgers:
         await ledgers.until_writable(4, PATIENCE_S)
-        writer = await writer_on_it(ledgers)
+        writer = await writer_on_lost_bookie(ledgers)
         (other,) = (
             b for b in ledgers.live().writable if b not in writer.metadata.fragments[0].ensemble
         )

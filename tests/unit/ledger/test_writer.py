@@ -410,12 +410,12 @@ def test_failure_during_an_ensemble_change_causes_another_change() -> None:
     async def story(scene: WriterScene) -> None:
         await scene.append(5)
 
-        async def meanwhile() -> None:
+        async def fail_b2() -> None:
             if not scene.nodes.updates:
                 kill(scene, "b2")
                 await asyncio.sleep(1)
 
-        scene.nodes.before_update = meanwhile
+        scene.nodes.before_update = fail_b2
         hang(scene, "b2")
         kill(scene, "b3")
         assert await scene.append(5) == [5, 6, 7, 8, 9]

@@ -130,7 +130,7 @@ def test_confirmed_entries_are_on_an_ack_quorum_named_by_metadata(seed: int) -> 
     async def story(scene: WriterScene) -> None:
         ordeal = Ordeal(scene, chance)
         try:
-            await suffer(ordeal)
+            await run_under_faults(ordeal)
         except (NotEnoughBookies, QuorumTimeout):  # Too many bookies failed for too long.
             pass
         for name in scene.kept:
@@ -150,7 +150,7 @@ def test_confirmed_entries_are_on_an_ack_quorum_named_by_metadata(seed: int) -> 
     )
 
 
-async def suffer(ordeal: Ordeal) -> None:
+async def run_under_faults(ordeal: Ordeal) -> None:
     chance, scene = ordeal.chance, ordeal.scene
     names = list(scene.kept)
     for _ in range(STEPS):

@@ -56,7 +56,7 @@ async def write(
     return writer
 
 
-async def reborn(cluster: LocalCluster) -> None:
+async def reformat(cluster: LocalCluster) -> None:
     await cluster.stop(HURT)
     await cluster.format(HURT)
     await cluster.start(HURT)
@@ -108,7 +108,7 @@ async def test_formatted_bookie_blocks_recovery_until_healed(
     async with cluster.connect(QUICK) as ledgers:
         writers = [await write(ledgers, 200), await write(ledgers, 3)]
         ids = [writer.ledger_id for writer in writers]
-        await reborn(cluster)
+        await reformat(cluster)
         await cluster.stop("bk-3")
         with pytest.raises(RecoveryIncomplete, match="bk-2: ENTRY_STATE_UNKNOWN"):
             await ledgers.open_recover(ids[0])
@@ -134,7 +134,7 @@ async def test_settled_doubts_stay_settled_after_a_restart(cluster: LocalCluster
     """HL2: also after a checkpoint of the restored entries."""
     async with cluster.connect(QUICK) as ledgers:
         writer = await write(ledgers, 50)
-        await reborn(cluster)
+        await reformat(cluster)
         await heal(cluster, ledgers)
         await cluster.stop(HURT)
         await cluster.start(HURT)
@@ -152,7 +152,7 @@ async def test_healing_restores_only_the_bookies_stripe(
         ledger_id = writer.ledger_id
         before = await held_by(cluster, ledger_id)
         assert 60 < len(before) < 70
-        await reborn(cluster)
+        await reformat(cluster)
         healing = await heal(cluster, ledgers)
         assert healing.ledgers == {HealingOutcome.HEALED: 1}
         assert await held_by(cluster, ledger_id) == before
@@ -163,7 +163,7 @@ async def test_doubts_of_a_deleted_ledger_are_settled(cluster: LocalCluster) -> 
     """HL5."""
     async with cluster.connect(QUICK) as ledgers:
         writer = await write(ledgers, 10)
-        await reborn(cluster)
+        await reformat(cluster)
         await ledgers.delete(writer.ledger_id)
         assert (await heal(cluster, ledgers)).ledgers == {HealingOutcome.GONE: 1}
         assert not is_in_doubt(cluster)
@@ -175,7 +175,7 @@ async def test_ledger_deleted_during_healing_counts_as_gone(
     """HL5: deleted after its metadata was read."""
     async with cluster.connect(QUICK) as ledgers, cluster.connect(QUICK) as others:
         ledger_id = (await write(ledgers, 10, is_closed=True)).ledger_id
-        await reborn(cluster)
+        await reformat(cluster)
         list_entries = LedgerHealer._list
 
         async def list_late(self: LedgerHealer) -> EntryList:
@@ -194,7 +194,7 @@ async def test_emptied_metadata_store_settles_no_doubts(
     """HL5: a store without our own trees proves nothing about any ledger."""
     async with cluster.connect(QUICK) as ledgers:
         writer = await write(ledgers, 10)
-        await reborn(cluster)
+        await reformat(cluster)
         await ledgers.delete(writer.ledger_id)
         store = ledgers._store
         own_root = ledgers.cluster.own_root
@@ -216,7 +216,7 @@ async def test_closed_ledgers_are_restored_with_includes_all(
     async with cluster.connect(QUICK) as ledgers:
         closed = await write(ledgers, 70, is_closed=True)
         writer = await ledgers.create(ensemble=3, write=3, ack=2)
-        await reborn(cluster)  # A format puts no closed ledger in doubt.
+        await reformat(cluster)  # A format puts no closed ledger in doubt.
         assert (await heal(cluster, ledgers, includes_all=True)).entries == 70
         assert (await ledgers.verify(closed.ledger_id)).is_sound
         assert (await heal(cluster, ledgers, includes_all=True)).entries == 0
@@ -227,7 +227,7 @@ async def test_healing_rehearsal_changes_nothing(cluster: LocalCluster) -> None:
     async with cluster.connect(QUICK) as ledgers:
         closed = await write(ledgers, 70, is_closed=True)
         writer = await write(ledgers, 10)
-        await reborn(cluster)
+        await reformat(cluster)
         healing = await heal(cluster, ledgers, includes_all=True, is_rehearsal=True)
         assert (healing.entries, healing.closed) == (70, 1)
         assert healing.ledgers == {HealingOutcome.PLANNED: 2}
@@ -248,7 +248,7 @@ async def test_only_losses_accepted_for_the_ledger_are_given_up(cluster: LocalCl
         ledger_id = writer.ledger_id
         share = await held_by(cluster, ledger_id)
         assert len(share) == 30
-        await reborn(cluster)
+        await reformat(cluster)
 
         healing = await heal(cluster, ledgers)
         assert healing.ledgers == {HealingOutcome.WAITING: 1}
@@ -287,7 +287,7 @@ async def test_only_entries_without_a_copy_are_lost_and_stay_in_doubt(
         writer = await write(ledgers, 90, write=1, ack=1, is_closed=True)
         ledger_id = writer.ledger_id
         share = await held_by(cluster, ledger_id)
-        await reborn(cluster)
+        await reformat(cluster)
         storage = cluster.bookies[HURT].storage
         await storage.doubt([(ledger_id, -1, 2**63 - 1)])
         healing = await heal(cluster, ledgers)
@@ -307,7 +307,7 @@ async def test_healing_waits_for_an_unreachable_copy(cluster: LocalCluster) -> N
     async with cluster.connect(QUICK) as ledgers:
         writer = await write(ledgers, 60, write=2, ack=2, is_closed=True)
         ledger_id = writer.ledger_id
-        await reborn(cluster)
+        await reformat(cluster)
         storage = cluster.bookies[HURT].storage
         await storage.doubt([(ledger_id, 0, 59)])
         await cluster.stop("bk-3")
@@ -346,7 +346,7 @@ async def test_healing_resumes_after_losing_its_connection_at_any_step(
     """HL4: settled entries are restored, and the next healer continues."""
     async with cluster.connect(QUICK) as ledgers:
         ledger_id = (await write(ledgers, 300)).ledger_id
-        await reborn(cluster)
+        await reformat(cluster)
         storage = cluster.bookies[HURT].storage
         for settles in range(3):
             dying = Dying(cluster, settles, is_heard=is_heard)
@@ -365,7 +365,7 @@ async def test_concurrent_healers_both_succeed(cluster: LocalCluster) -> None:
     """HL4."""
     async with cluster.connect(QUICK) as ledgers:
         ids = [(await write(ledgers, 80)).ledger_id for _ in range(3)]
-        await reborn(cluster)
+        await reformat(cluster)
         for healing in await asyncio.gather(*(heal(cluster, ledgers) for _ in range(2))):
             assert healing.ledgers == {HealingOutcome.HEALED: 3}
         assert not is_in_doubt(cluster)
@@ -400,7 +400,7 @@ async def test_doubt_added_during_healing_is_healed_too(cluster: LocalCluster) -
     """HL4: the healer reads the doubts again, and verifies entries that are listed."""
     async with cluster.connect(QUICK) as ledgers:
         ledger_id = (await write(ledgers, 40)).ledger_id
-        await reborn(cluster)
+        await reformat(cluster)
         rotting = Rotting(cluster)
         healing = await heal(cluster, ledgers, doubts=rotting)
         assert healing.ledgers == {HealingOutcome.HEALED: 1}
@@ -499,7 +499,7 @@ async def test_broken_connection_does_not_fail_healing(
     """A connection from before the bookie's last start may fail only at the next request."""
     async with cluster.connect(QUICK) as ledgers:
         await write(ledgers, 10)
-        await reborn(cluster)
+        await reformat(cluster)
         call, broken = ledgers.bookies.call, list[BookieId]()
 
         async def breaks_once(bookie: BookieId, *about: Any, **how: Any) -> Any:

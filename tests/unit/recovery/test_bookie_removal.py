@@ -31,7 +31,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[LocalCluster]:
 
 
 @asynccontextmanager
-async def desk_of(cluster: LocalCluster) -> AsyncIterator[tuple[Site, Departures]]:
+async def removal_site(cluster: LocalCluster) -> AsyncIterator[tuple[Site, Departures]]:
     async with site_of(cluster) as site:
         randomness = random.Random(1)
         yield site, Departures(site.store, site.ledgers.cluster, SystemClock(), randomness)
@@ -43,7 +43,7 @@ async def state_of(departures: Departures, bookie: BookieId = LOST) -> Lifecycle
 
 async def test_started_drain_can_be_cancelled(cluster: LocalCluster) -> None:
     """The bookie is read-only while it drains."""
-    async with desk_of(cluster) as (site, departures):
+    async with removal_site(cluster) as (site, departures):
         await site.write(5)
         (begun,) = await departures.drain([LOST])
         assert (begun.lifecycle.state, begun.lifecycle.ledgers) == (LifecycleState.DRAINING, 1)
@@ -61,7 +61,7 @@ async def test_drain_without_spare_bookies_needs_force(
     cluster: LocalCluster,
 ) -> None:
     """LC3: all given bookies drain, or none."""
-    async with desk_of(cluster) as (site, departures):
+    async with removal_site(cluster) as (site, departures):
         await site.write(5, ensemble=4, write=4)
         with raises_message(NotEnoughBookies):
             await departures.drain([LOST, BookieId("bk-3")])
@@ -71,13 +71,13 @@ async def test_drain_without_spare_bookies_needs_force(
 
 
 async def test_drain_of_an_unknown_bookie_is_refused(cluster: LocalCluster) -> None:
-    async with desk_of(cluster) as (_, departures):
+    async with removal_site(cluster) as (_, departures):
         with raises_message(InvalidRequest):
             await departures.drain([BookieId("bk-9")])
 
 
 async def test_removal_is_safe_once_no_ledger_names_the_bookie(cluster: LocalCluster) -> None:
-    async with desk_of(cluster) as (site, departures):
+    async with removal_site(cluster) as (site, departures):
         ledger_id = await site.write(5)
         verdict = await departures.judge([LOST])
         assert not verdict.is_safe
@@ -101,7 +101,7 @@ async def test_removal_is_safe_once_no_ledger_names_the_bookie(cluster: LocalClu
 
 
 async def test_removal_losing_data_needs_the_number_of_lost_ledgers(cluster: LocalCluster) -> None:
-    async with desk_of(cluster) as (site, departures):
+    async with removal_site(cluster) as (site, departures):
         await site.write(5)
         await site.write(5, ensemble=1, write=1, ack=1)
         await site.lose()

@@ -83,7 +83,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metadata_retries, "RETRY_PAUSE_S", 0.001)
 
 
-async def dead_or(store: MortalStore, is_done: Callable[[], Awaitable[bool]]) -> bool:
+async def ended_alive(store: MortalStore, is_done: Callable[[], Awaitable[bool]]) -> bool:
     """Wait for the end or the death of the run; return whether it ended alive."""
     async with asyncio.timeout(PATIENCE_S):
         while not store.is_dead.is_set():
@@ -93,7 +93,7 @@ async def dead_or(store: MortalStore, is_done: Callable[[], Awaitable[bool]]) ->
     return False
 
 
-async def tell_for_each_step(story: Callable[[int], Awaitable[bool]]) -> int:
+async def run_for_each_step(story: Callable[[int], Awaitable[bool]]) -> int:
     """Run the story with a death after step 1, 2, 3 … until a run ends alive; return its steps."""
     for step in range(1, STEPS_MAX):
         if await story(step):
@@ -128,7 +128,7 @@ async def test_next_auditor_completes_marks_after_a_death_at_any_step() -> None:
                 mortal(service, step) as store,
                 site.auditor(store=store, bookie_check_s=3600),
             ):
-                is_alive = await dead_or(store, is_done)
+                is_alive = await ended_alive(store, is_done)
             if is_alive:
                 return True
             async with (
@@ -138,7 +138,7 @@ async def test_next_auditor_completes_marks_after_a_death_at_any_step() -> None:
                 await until(is_done)
             return False
 
-    assert await tell_for_each_step(story) >= 5
+    assert await run_for_each_step(story) >= 5
 
 
 # --- The steward --------------------------------------------------------------------------------
@@ -165,7 +165,7 @@ async def test_next_steward_completes_drain_after_a_death_at_any_step() -> None:
                 return is_drained and not await site.published()
 
             async with mortal(service, step) as store, site.steward(store=store):
-                is_alive = await dead_or(store, is_done)
+                is_alive = await ended_alive(store, is_done)
             if is_alive:
                 return True
             async with (
@@ -175,7 +175,7 @@ async def test_next_steward_completes_drain_after_a_death_at_any_step() -> None:
                 await until(is_done)
             return False
 
-    assert await tell_for_each_step(story) >= 5
+    assert await run_for_each_step(story) >= 5
 
 
 # --- The worker, its source and its target -----------------------------------------------------
@@ -230,7 +230,7 @@ async def test_next_worker_completes_repair_after_a_death_at_any_step(
             await require_repaired(site, ledger_id, 3)
             return False
 
-        assert await tell_for_each_step(story) >= 3
+        assert await run_for_each_step(story) >= 3
 
 
 @pytest.mark.parametrize("who", ["source", "target"])
@@ -292,4 +292,4 @@ async def test_repair_completes_after_source_or_target_dies_at_any_step(
             await require_repaired(site, ledger_id, 3)
             return step == 3  # Steps 1 to 3 write lock, swap and mark; later ones only clean up.
 
-        await tell_for_each_step(story)
+        await run_for_each_step(story)

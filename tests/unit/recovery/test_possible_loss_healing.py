@@ -53,7 +53,7 @@ class CountingHealing(DoubtHealing):
         await super()._turn(group)
 
 
-async def has_had_its_chance(healer: CountingHealing) -> None:
+async def finish_two_turns(healer: CountingHealing) -> None:
     """Wait until two turns that started after this call have ended."""
     turns = healer.turns
     await until(lambda: healer.turns >= turns + 3)
@@ -212,7 +212,7 @@ async def test_unreachable_doubts_page_is_not_polled_before_its_retry(
         ) as healer,
     ):
         await until(lambda: LOST in healer.states)
-        await has_had_its_chance(healer)
+        await finish_two_turns(healer)
         assert away.asked == 1
         assert healer.states[LOST].attempts == 1
         assert "nobody answers" in healer.states[LOST].last_error
@@ -226,7 +226,7 @@ async def test_no_bookie_is_healed_while_recovery_is_disabled(cluster: LocalClus
         await marks.disable()
         await lose_journal(cluster)
         async with healing(cluster, ledgers) as healer:
-            await has_had_its_chance(healer)
+            await finish_two_turns(healer)
             assert is_in_doubt(cluster)
             await marks.enable()
             await until(lambda: not is_in_doubt(cluster))

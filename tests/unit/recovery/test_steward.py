@@ -45,7 +45,7 @@ class CountingSteward(Steward):
         await super()._round(vote)
 
 
-async def has_had_its_chance(steward: CountingSteward) -> None:
+async def finish_a_round(steward: CountingSteward) -> None:
     """Wait until a round that started after this call has ended."""
     rounds = steward.rounds
 
@@ -301,7 +301,7 @@ async def test_failure_is_deleted_once_no_repair_is_owed(site: DrainSite) -> Non
         assert await site.tasks.read(LedgerId(0)) is None
         await site.marks.mark(LedgerId(2), [B[0]], 1)
         await site.failures.write(LedgerId(2), away)
-        await has_had_its_chance(steward)
+        await finish_a_round(steward)
         assert await site.failures.read(LedgerId(2)) == away, "the repair is still owed"
 
 
@@ -317,7 +317,7 @@ async def test_drain_fails_only_once_nothing_else_can_be_copied(site: DrainSite)
             LedgerId(0), Failure(1, "DATA_LOST", "", losses=(loss,), drains=("0a",))
         )
         await site.failures.write(LedgerId(1), Failure(3, "BOOKIE_UNREACHABLE", "b1 is away"))
-        await has_had_its_chance(steward)
+        await finish_a_round(steward)
         assert (await site.lifecycle_of(0)).state is DRAINING
         for ledger_id in (1, 2):
             await site.failures.clear(LedgerId(ledger_id))
@@ -343,7 +343,7 @@ async def test_retried_drain_clears_failures_and_restarts(site: DrainSite) -> No
         await site.failures.write(LedgerId(0), no_target)
         await site.until_state(0, FAILED)
         await site.until_published({})
-        await has_had_its_chance(steward)
+        await finish_a_round(steward)
         assert await site.failures.read(LedgerId(0)) == no_target
         stored = await site.lifecycles.read(B[0])
         await site.put(stored, lifecycle.retry(stored.lifecycle, "ee", 5, ledgers=1))
@@ -369,7 +369,7 @@ async def test_retried_drain_ignores_failures_of_the_previous_drain(site: DrainS
         assert await site.failures.read(LedgerId(0)) == no_target, (
             "the marked ledger still needs repair"
         )
-        await has_had_its_chance(steward)
+        await finish_a_round(steward)
         assert (await site.lifecycle_of(0)).state is DRAINING
         await site.failures.write(LedgerId(0), replace(no_target, drains=("ee",)))
         await site.until_state(0, FAILED)
@@ -400,7 +400,7 @@ async def test_wrong_index_does_not_end_a_drain(
             return steward.state.drains == {B[0]: ("verify", 0)}
 
         await until(verifies)
-        await has_had_its_chance(steward)
+        await finish_a_round(steward)
         assert (await site.lifecycle_of(0)).state is DRAINING
 
 
@@ -415,7 +415,7 @@ async def test_steward_without_a_valid_vote_changes_nothing(site: DrainSite) -> 
             return steward.state.drains == {B[0]: ("verify", 0)}
 
         await until(verifies)
-        await has_had_its_chance(steward)
+        await finish_a_round(steward)
         assert (await site.lifecycle_of(0)).state is DRAINING
 
 
@@ -515,6 +515,6 @@ async def test_bookies_without_an_incarnation_are_never_suspects(site: DrainSite
     assert (await MemberNodes(site.people, site.cluster).read(B[0])).record is None
     await make_closed(site, range(1), 0, 1)
     async with site.steward() as steward:
-        await has_had_its_chance(steward)
+        await finish_a_round(steward)
         assert steward.state.suspects == {}
     assert await WholeNodes(site.people, site.cluster).read(B[0]) is None

@@ -157,7 +157,7 @@ QUORUMS = st.tuples(st.integers(1, 5), st.integers(1, 5), st.integers(1, 5)).map
 )
 
 
-def as_told(data: st.DataObject, entries: list[EntryId]) -> Sequence[EntryId]:
+def as_decoded(data: st.DataObject, entries: list[EntryId]) -> Sequence[EntryId]:
     """Turn consecutive IDs into a range at random, as a decoder does."""
     row = range(entries[0], entries[0] + len(entries))
     if entries == [*row] and data.draw(st.booleans()):
@@ -184,14 +184,14 @@ def test_ack_tracker_matches_the_model(quorum: Quorum, data: st.DataObject) -> N
                 ]
                 some = row[: data.draw(st.integers(1, 6))]
                 if some:
-                    before, told = tracker.last_add_confirmed, as_told(data, some)
+                    before, told = tracker.last_add_confirmed, as_decoded(data, some)
                     assert tracker.on_acks(slot, told, EntryId(end)) == (
                         tracker.last_add_confirmed > before
                     )
                     model.on_acks(slot, some, end)
             case "any":
                 some = data.draw(st.lists(st.integers(0, end + 2).map(EntryId), min_size=1))
-                tracker.on_acks(slot, as_told(data, some), EntryId(end))
+                tracker.on_acks(slot, as_decoded(data, some), EntryId(end))
                 model.on_acks(slot, some, end)
             case "leave" if slot in model.withdrawn:
                 tracker.admit(slot, EntryId(tracker.last_add_confirmed + 1))

@@ -95,7 +95,7 @@ class Game:
         slot = self.chance.choice(messages)[0]
         return messages.pop(next(i for i, each in enumerate(messages) if each[0] == slot))
 
-    def meanwhile(self) -> None:
+    def let_writer_run(self) -> None:
         for _ in range(self.chance.choice((0, 0, 1, 3))):
             if self.chance.random() < 0.3:
                 self.write()
@@ -112,7 +112,7 @@ class Game:
         for slot in slots:
             if survey.is_covered and self.chance.random() < 0.8:
                 break
-            self.meanwhile()
+            self.let_writer_run()
             bookie = self.bookies[slot]
             if bookie.is_down:
                 survey.on_silence(slot, "down")
@@ -131,7 +131,7 @@ class Game:
             bookie.is_fenced = True
         last = max(bookie.entries, default=None)
         if not self.rules.lasts_are_behind_the_fence:
-            self.meanwhile()
+            self.let_writer_run()
             bookie.is_fenced = True
         return None if last is None else Entry(LedgerId(1), EntryId(last), NO_ENTRY, 0, b"")
 
@@ -156,7 +156,7 @@ class Game:
                 self._tell_last(search, slot, lasts[slot])
         pending: list[TailProbe] = []
         while not search.is_over:
-            self.meanwhile()
+            self.let_writer_run()
             pending += search.plan(self.chance.randint(1, 8))
             search.take_found()
             if search.is_over:
@@ -212,7 +212,7 @@ class Game:
         """Whether the ledger holds every entry confirmed before or after the close."""
         for _ in range(self.chance.randint(0, 12)):
             self.write()
-            self.meanwhile()
+            self.let_writer_run()
         for bookie in self.bookies:
             bookie.is_down = self.chance.random() < 0.15
         last_entry = self.recover()
