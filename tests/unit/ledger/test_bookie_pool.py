@@ -138,7 +138,7 @@ def test_replies_in_reverse_order_reach_their_calls(config: ClientConfig) -> Non
 
 
 def test_large_burst_is_partly_sent_before_the_loop_turn_ends() -> None:
-    """The bookie works on the first requests while others are packed. Unsent cancelled ones are dropped."""
+    """The bookie can start while later requests are packed; unsent cancelled ones are dropped."""
 
     async def story(scene: Scene) -> None:
         await scene.bookies.call(B1, read(0), deadline_s=5)

@@ -1,7 +1,7 @@
 """The pool under random calls and adds: each response must match its request (CN1, CN2).
 
-The bookie answers late, twice, wrongly, partially or not at all, and the network fails. Its responses
-state their request: the entry, whether it was a fence, and the time of the request.
+The bookie answers late, twice, wrongly, partially or not at all, and the network fails. Its
+responses state their request: the entry, whether it was a fence, and the time of the request.
 """
 
 import asyncio

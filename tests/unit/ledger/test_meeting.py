@@ -1,9 +1,9 @@
 """A real writer and a real recovery race over randomly failing bookies, in virtual time.
 
-The closed ledger must hold every entry that the writer took for confirmed. Every entry in it must be
-readable, have the written payload, and have its copies where metadata says. A tailing reader must
-see a prefix of the ledger and finally all of it. The simulator's ledger world does the same with
-real bookies and many more faults.
+The closed ledger must hold every entry that the writer took for confirmed. Every entry in it must
+be readable, have the written payload, and have its copies where metadata says. A tailing reader
+must see a prefix of the ledger and finally all of it. The simulator's ledger world does the same
+with real bookies and many more faults.
 """
 
 import asyncio

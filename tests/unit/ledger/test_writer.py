@@ -581,7 +581,7 @@ def test_quarantined_spare_is_used_at_once_to_restore_quorum() -> None:
 
 @pytest.mark.parametrize("is_closed", [False, True], ids=["in recovery", "closed"])
 def test_writer_never_changes_a_ledger_that_is_not_open(is_closed: bool) -> None:
-    """WR4: otherwise a writer cut off from two bookies would continue on two others after recovery."""
+    """WR4: otherwise a writer cut off from its bookies would continue on others after recovery."""
 
     async def story(scene: WriterScene) -> None:
         await scene.append(5)
@@ -670,8 +670,8 @@ def test_ensemble_change_with_a_lost_reply_is_made_once(is_applied: bool) -> Non
 
 
 def test_ensemble_change_applied_late_is_recognised() -> None:
-    """WR4: the reply was lost, a read returned the old node, and then the write was applied. The next
-    attempt starts at a later entry.
+    """WR4: the reply was lost, a read returned the old node, and then the write was applied. The
+    next attempt starts at a later entry.
     """
 
     async def story(scene: WriterScene) -> None:
@@ -681,7 +681,7 @@ def test_ensemble_change_applied_late_is_recognised() -> None:
 
         async def delayed(stored: object, metadata: object) -> object:
             if not late:
-                late.append(lambda: scene.nodes.put(metadata))  # type: ignore[arg-type]  # It is metadata.
+                late.append(lambda: scene.nodes.put(metadata))  # type: ignore[arg-type]  # Metadata.
                 raise ConnectionLost
             late.pop()()
             scene.nodes.update = update  # type: ignore[method-assign]  # Restored.
@@ -917,7 +917,7 @@ def test_close_fails_when_the_metadata_store_stays_unavailable() -> None:
 
 
 def test_close_without_quorum_and_store_raises_unavailable() -> None:
-    """The pending ensemble change ends with the writer; this must not look like a cancelled close."""
+    """The pending ensemble change ends with the writer, which must not look like a cancel."""
 
     async def story(scene: WriterScene) -> None:
         async def fail() -> None:

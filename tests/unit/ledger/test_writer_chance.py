@@ -1,7 +1,7 @@
 """The writer under random faults in virtual time: failing bookies, and lost metadata replies.
 
-After each confirmation, after each metadata change and at the end, each confirmed entry must be on an
-ack quorum of the bookies that metadata names for it at that moment.
+After each confirmation, after each metadata change and at the end, each confirmed entry must be on
+an ack quorum of the bookies that metadata names for it at that moment.
 """
 
 import asyncio

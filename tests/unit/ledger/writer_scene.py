@@ -159,7 +159,7 @@ class WriterScene:
         self.writer = self.open()
 
     def open(self, ledger_id: LedgerId = L7) -> LedgerWriter:
-        """Open a writer, also of another ledger on the same bookies; the test stops such a writer."""
+        """Open a writer; the test must stop each writer of a further ledger."""
         node, nodes = self.scene.client_node, self.nodes
         if ledger_id != L7:
             nodes = Nodes(replace(nodes.stored.metadata, ledger_id=ledger_id))

@@ -104,7 +104,7 @@ def is_in_doubt(cluster: LocalCluster) -> bool:
 async def test_formatted_bookie_blocks_recovery_until_healed(
     cluster: LocalCluster,
 ) -> None:
-    """HL1, HL2: it answers UNKNOWN until healed; the ledger is closed with all confirmed entries."""
+    """HL1, HL2: it answers UNKNOWN until healed; the close keeps all confirmed entries."""
     async with cluster.connect(QUICK) as ledgers:
         writers = [await write(ledgers, 200), await write(ledgers, 3)]
         ids = [writer.ledger_id for writer in writers]
@@ -131,7 +131,7 @@ async def test_formatted_bookie_blocks_recovery_until_healed(
 
 
 async def test_settled_doubts_stay_settled_after_a_restart(cluster: LocalCluster) -> None:
-    """HL2: also after a checkpoint of the restored entries."""
+    """HL2."""
     async with cluster.connect(QUICK) as ledgers:
         writer = await write(ledgers, 50)
         await reformat(cluster)

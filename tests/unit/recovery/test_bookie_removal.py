@@ -1,4 +1,4 @@
-"""Draining and removing bookies by command (BL1, BL5, BL10, BL16, BL25, BL26); real bookies in this process."""
+"""Draining and removing real bookies by command (BL1, BL5, BL10, BL16, BL25, BL26)."""
 
 import asyncio
 import random

@@ -43,7 +43,7 @@ async def drain_it(url: str) -> None:
 
 
 def test_drain_of_a_serving_bookie_empties_it(tmp_path: Path) -> None:
-    """LC4, BL4, BL6, BL11, BL18 to BL23: it turns read-only, its copies are re-replicated, and it is drained."""
+    """LC4, BL4, BL6, BL11, BL18 to BL23: its copies are re-replicated, and it becomes drained."""
     names = ("bk-1", "bk-2", "bk-3", LEAVING)
     with processes.family() as children:
         cluster = ProcessCluster(children, tmp_path, names)

@@ -282,7 +282,7 @@ class Careless(CallbackSender):
 async def run_with_kills(
     desk: Desk, service: MemoryService, seed: int, kind: type[CallbackSender] = CallbackSender
 ) -> str:
-    """Run senders that are killed at random; describe wrong deliveries, or return an empty string."""
+    """Kill senders at random; return a description of wrong deliveries, or an empty string."""
     randomness = random.Random(seed)
     callback = replace(ALL, id=f"{seed:032x}")
     desk.receivers.randomness = randomness

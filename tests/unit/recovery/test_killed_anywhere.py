@@ -1,7 +1,7 @@
-"""Auditor, steward and worker die after each of their metadata steps; the next process completes the work.
+"""Auditor, steward and worker die after each of their metadata steps; the next process continues.
 
-A step is a write that the store has applied. Each story is run with a death after step 1, 2, 3 … until a run completes
-before its death.
+A step is a write that the store has applied. Each story is run with a death after step 1, 2, 3 …
+until a run completes before its death.
 """
 
 import asyncio
@@ -94,7 +94,7 @@ async def ended_alive(store: MortalStore, is_done: Callable[[], Awaitable[bool]]
 
 
 async def run_for_each_step(story: Callable[[int], Awaitable[bool]]) -> int:
-    """Run the story with a death after step 1, 2, 3 … until a run ends alive; return its steps."""
+    """Run with a death after step 1, 2, 3 … until a run ends alive; return its steps."""
     for step in range(1, STEPS_MAX):
         if await story(step):
             return step - 1
@@ -237,7 +237,7 @@ async def test_next_worker_completes_repair_after_a_death_at_any_step(
 async def test_repair_completes_after_source_or_target_dies_at_any_step(
     cluster: LocalCluster, who: str
 ) -> None:
-    """RP1, RP3: killed before each write of the repair in turn, and restarted after the worker gave up."""
+    """RP1, RP3: killed before each write of the repair in turn, restarted after the worker's run."""
     async with site_of(cluster) as site:
         await site.ledgers.until_writable(5, PATIENCE_S)
         ids: list[LedgerId] = []

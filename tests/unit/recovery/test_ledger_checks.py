@@ -1,4 +1,4 @@
-"""Checks find missing, bad and badly placed copies, and repairs fix them; real bookies in this process."""
+"""Checks find missing, bad and badly placed copies on real bookies, and repairs fix them."""
 
 import asyncio
 import random
@@ -132,7 +132,7 @@ async def test_missing_entry_inside_a_copy_is_found_and_restored(cluster: LocalC
 
 
 async def test_bad_copy_is_found_and_rewritten(cluster: LocalCluster) -> None:
-    """AU9: the entry list shows the entry as present, so bad entries are recorded beside the mark."""
+    """AU9: entry lists include bad copies, so bad entries are recorded beside the mark."""
     async with site_of(cluster) as site:
         ledger_id = await site.write(40, ack=3)
         await spoil(site, ledger_id, LOST, 7)

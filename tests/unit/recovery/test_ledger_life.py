@@ -26,7 +26,7 @@ _STEPS = (
 
 
 async def test_logged_events_cover_a_ledgers_whole_life(tmp_path: Path) -> None:
-    """A bookie is replaced, the writer dies, recovery closes, a repair swaps a seat, then a delete."""
+    """A bookie is replaced, the writer dies, recovery, repair and a delete follow."""
     names = ("bk-1", "bk-2", "bk-3", "bk-4")
     space = SpaceConfig(gc_interval_s=0.1, gc_quarantine_s=0.0)
     with capture_logs() as events:

@@ -1,4 +1,4 @@
-"""Automatic healing of bookies in doubt, without fencing live writers; real bookies in this process."""
+"""Automatic healing of real bookies in doubt, without fencing live writers."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -114,7 +114,7 @@ async def test_bookie_that_lost_its_journal_is_healed_automatically(cluster: Loc
 async def test_idle_writer_leaves_a_bookie_doubting_everything(
     cluster: LocalCluster,
 ) -> None:
-    """DH3, WR11: the registration announces the doubts; the ledger stays open, and the bookie is healed."""
+    """DH3, WR11: the registration announces the doubts; the ledger stays open."""
     async with cluster.connect(QUICK) as ledgers:
         while True:
             writer = await ledgers.create()

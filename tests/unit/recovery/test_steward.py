@@ -282,7 +282,7 @@ async def test_cancelled_drain_leaves_no_tasks(site: DrainSite) -> None:
 
 
 async def test_failure_is_deleted_once_no_repair_is_owed(site: DrainSite) -> None:
-    """RP7: otherwise `recovery ls` would show it forever after a cancelled drain or a dead worker."""
+    """RP7: otherwise `recovery ls` would show failures of cancelled drains forever."""
     await make_closed(site, range(3), 0, 1)
     await site.lose(0)
     away = Failure(3, "BOOKIE_UNREACHABLE", "b1 is away")
@@ -332,7 +332,7 @@ async def test_drain_fails_only_once_nothing_else_can_be_copied(site: DrainSite)
 
 
 async def test_retried_drain_clears_failures_and_restarts(site: DrainSite) -> None:
-    """RP7, LC1: the failure that ended the drain is kept until an operator retries or cancels it."""
+    """RP7, LC1: the failure that ended a drain is kept until an operator retries or cancels."""
     await make_closed(site, range(1), 0, 1)
     await site.lose(0)
     attempts = ATTEMPTS_WITHOUT_TARGET

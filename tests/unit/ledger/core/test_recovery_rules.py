@@ -1,8 +1,8 @@
 """A writer and a recovery race at bookies, message by message, in random order.
 
-The rules are the product's; messages are lists. An entry that its writer took for confirmed must be in
-the closed ledger (FR1, FR3). Breaking any rule must lose entries here: otherwise the test would prove
-nothing.
+The rules are the product's; messages are lists. An entry that its writer took for confirmed must be
+in the closed ledger (FR1, FR3). Breaking any rule must lose entries here: otherwise the test would
+prove nothing.
 """
 
 import random

@@ -315,7 +315,7 @@ def truth(quorum: Quorum, rows: list[list[str]]) -> tuple[int, str]:
 def test_tail_search_matches_the_model(
     world: tuple[Quorum, list[list[str]], int, int, int, bool], data: st.DataObject
 ) -> None:
-    """FR2, FR3: for any order of replies, with short batches, delays and repeats, and with any set of
+    """FR2, FR3: for any order of replies, with short batches, delays and repeats, and any set of
     slots that reported a last entry.
     """
     quorum, rows, highest_seen, batch_slots, batch_entries_max, is_patient = world

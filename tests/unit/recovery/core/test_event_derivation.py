@@ -205,7 +205,7 @@ def test_tracks_are_bounded() -> None:
 
 
 def event(number: int, **more: object) -> Event:
-    return replace(Event(f"e{number}", EventKind.AUDITOR, number, "n"), **more)  # type: ignore[arg-type]  # The fields are given by name.
+    return replace(Event(f"e{number}", EventKind.AUDITOR, number, "n"), **more)  # type: ignore[arg-type]  # Fields given by name.
 
 
 def test_event_memory_is_bounded_and_paged() -> None:
