@@ -1,9 +1,9 @@
-"""Bookies that keep what they are given, until a story has them fail; metadata beside them.
+"""In-memory bookies and metadata for tests of reading and recovery; a test can inject faults.
 
-    stage(story)     story(scene): entries are put where the story wants them, then a ledger is read
-                     or recovered over the real pool and the wire, in virtual time
+    stage(story)     story(scene): the story puts entries on bookies of its choice, then reads or
+                     recovers a ledger over the real pool and wire protocol, in virtual time
 
-A keeper does what a bookie promises, and no more: it has no disk. Its switches are faults.
+A `Keeper` implements a bookie's promises without a disk. Its switches inject faults.
 """
 
 import asyncio
@@ -69,31 +69,33 @@ def body_of(entry_id: int, lac: int | None = None) -> bytes:
 
 
 class Keeper:
-    """What one bookie knows of the ledger."""
+    """One bookie's state of the ledger."""
 
     def __init__(self, scripted: ScriptedBookie) -> None:
         self.entries: dict[int, bytes] = {}
         self.is_fenced = False
         self.explicit_lac: bytes | None = None
         self.heard: list[Request] = []
-        self.added: list[Entry] = []  # As recovery wrote them back.
+        self.added: list[Entry] = []  # Write-backs of recovery.
         self._parked: list[tuple[Peer, ReceivedRequest]] = []  # Long polls.
         # Faults.
         self.is_hung = False
-        self.is_old = False  # Of a version that hangs up on a batch.
-        self.is_wiped = False  # It answers no question about what it has: it may have lost it.
-        self.refusals: dict[int, type[RollbookError]] = {}  # Of reads, by entry.
+        self.is_old = False  # An old version, which closes the connection on a batch read.
+        self.is_wiped = False  # It may have lost entries, so it answers ENTRY_STATE_UNKNOWN.
+        self.refusals: dict[int, type[RollbookError]] = {}  # Errors of reads, by entry ID.
         self.add_error: type[RollbookError] | None = None
         self.delay_s = 0.0
-        self.brings_following = True  # Behind the entry that ends a poll; BookKeeper does not.
-        self.damaged_following = -1  # One of these.
-        self.ignores: Callable[[Request], bool] = lambda _: False  # As if it got lost.
+        self.brings_following = (
+            True  # Appends later entries to a poll's reply; BookKeeper does not.
+        )
+        self.damaged_following = -1  # This following entry is damaged.
+        self.ignores: Callable[[Request], bool] = lambda _: False  # Drops these requests.
         scripted.on_call = self._on_call
         scripted.on_adds = self._on_adds
         self.scripted = scripted
 
     def put(self, entry_ids: Iterable[int], lac: int | None = None) -> None:
-        """With the LAC of a writer that waits for each, or another one."""
+        """Store entries with `lac`, or with the LAC of a writer that awaits each append."""
         for entry_id in entry_ids:
             self.entries[entry_id] = body_of(entry_id, lac)
         self._wake_some()
@@ -255,7 +257,7 @@ class Keeper:
 
 
 class Stage:
-    """A ledger, its bookies, and who reads or recovers it."""
+    """A ledger, its bookies, and its readers and recoveries."""
 
     def __init__(
         self, scene: Scene, store: MetadataStore, config: ClientConfig, bookies: Sequence[str]
@@ -295,7 +297,7 @@ class Stage:
             )
 
     async def meet(self, names: str) -> None:
-        """There is a line to each of them, as there is where much is going on."""
+        """Connect to each of them."""
         for name in names.split():
             await self.scene.bookies.call(
                 BookieId(name), GetBookieInfo(total_bytes=True, free_bytes=True), deadline_s=1.0
@@ -322,7 +324,7 @@ class Stage:
         return stored.metadata
 
     async def open(self, stored: StoredLedger | None = None) -> LedgerReader:
-        """As the ledger is in the store now. The caller closes it."""
+        """Open a reader with the stored metadata; the caller closes it."""
         node = self.scene.client_node
         reader = LedgerReader(
             stored or await self.nodes.read(L1, fresh=True),
@@ -344,7 +346,7 @@ class Stage:
         await self.nodes.update(stored, closed)
 
     async def move(self, first_entry: int, names: str) -> None:
-        """As the writer does."""
+        """Start a new fragment, as a writer does."""
         stored = await self.nodes.read(L1, fresh=True)
         ensemble = tuple(map(BookieId, names.split()))
         moved = stored.metadata.with_writer_ensemble(EntryId(first_entry), ensemble)

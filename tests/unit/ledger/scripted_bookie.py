@@ -1,4 +1,4 @@
-"""A bookie that does what a test says, in the simulator; and a pool of connections to it.
+"""A bookie in the simulator whose behaviour a test scripts, and a connection pool to it.
 
     play(story)      story(scene): `scene.bookies` is the pool under test
 
@@ -37,7 +37,7 @@ PORT: Final = 3181
 PASSWORD: Final = b"secret"
 KEY: Final = ledger_key(PASSWORD)
 DEFAULT: Final = ClientConfig()
-PATIENCE_S: Final = 100.0  # Of virtual time.
+PATIENCE_S: Final = 100.0  # In virtual time.
 
 
 class Peer(asyncio.Protocol):
@@ -58,7 +58,7 @@ class Peer(asyncio.Protocol):
 
     @property
     def is_gone(self) -> bool:
-        """Also if its process was killed, which gets no notice."""
+        """Also true if its process was killed, which gets no callback."""
         return self.transport.is_closing()
 
     def data_received(self, data: bytes) -> None:
@@ -108,11 +108,11 @@ def acknowledge(peer: Peer, adds: Adds) -> None:
 
 
 def ignore(_peer: Peer, _heard: object) -> None:
-    """It stands still."""
+    """Never answer."""
 
 
 class FixedWatcher(BookieWatcher):
-    """Nobody comes or goes, but by the test's hand."""
+    """A fixed set of bookies, which only the test changes."""
 
     def __init__(self, infos: dict[BookieId, BookieServiceInfo]) -> None:
         self.infos = infos
@@ -123,7 +123,7 @@ class FixedWatcher(BookieWatcher):
 
 
 class Listening:
-    """A sink that writes down what it hears."""
+    """A sink that records its callbacks."""
 
     def __init__(self) -> None:
         self.opened = 0
@@ -150,7 +150,7 @@ class Scene:
         self.client_node = world.node("client")
         self.infos: dict[BookieId, BookieServiceInfo] = {}
         self.health = Health()
-        self.bookies: Bookies  # Once the client runs.
+        self.bookies: Bookies  # Set when the client runs.
         self._config = config
         self._scripted: dict[str, ScriptedBookie] = {}
 
@@ -193,7 +193,7 @@ def play(
     config: ClientConfig = DEFAULT,
     bookies: Sequence[str] = ("b1",),
 ) -> World:
-    """Ends with the pool closed and nothing of it left."""
+    """Run the story, close the pool, and check that no tasks or connections remain."""
     world = World(seed)
     scene = Scene(world, config)
 

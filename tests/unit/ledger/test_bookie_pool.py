@@ -1,4 +1,4 @@
-"""The pool of connections: against bookies that behave and bookies that do not."""
+"""The connection pool, with well-behaved and misbehaving bookies."""
 
 import asyncio
 from dataclasses import replace
@@ -91,7 +91,7 @@ def is_open(channel: AddChannel) -> bool:
 
 
 async def closed_while_stuck(scene: Scene) -> Peer:
-    """A channel has written 30 adds to a bookie that reads nothing for now, and was closed."""
+    """Write 30 adds to a bookie that does not read for now, then close the channel."""
     bookie = scene.bookie("b1")
     channel = scene.bookies.add_channel(B1, L7, Listening())
     await scene.until(lambda: channel.is_open)
@@ -110,7 +110,7 @@ def refuse(error: type[RollbookError], peer: Peer, call: ReceivedRequest) -> Non
 
 
 @BOTH
-def test_a_call_gets_its_reply_over_one_connection(config: ClientConfig) -> None:
+def test_calls_get_their_replies_over_one_connection(config: ClientConfig) -> None:
     async def story(scene: Scene) -> None:
         calls = [scene.bookies.call(B1, read(e), deadline_s=5) for e in range(100)]
         replies = await asyncio.gather(*calls)
@@ -122,7 +122,7 @@ def test_a_call_gets_its_reply_over_one_connection(config: ClientConfig) -> None
 
 
 @BOTH
-def test_replies_may_come_in_any_order(config: ClientConfig) -> None:
+def test_replies_in_reverse_order_reach_their_calls(config: ClientConfig) -> None:
     def answer_backwards(peer: Peer, _: ReceivedRequest) -> None:
         if len(peer.calls) == 10:
             for call in reversed(peer.calls):
@@ -137,8 +137,8 @@ def test_replies_may_come_in_any_order(config: ClientConfig) -> None:
     play(story, config=config)
 
 
-def test_of_many_requests_of_one_turn_the_first_leave_before_its_end() -> None:
-    """So that a bookie works on them while others are packed. What is taken back meanwhile stays."""
+def test_large_burst_is_partly_sent_before_the_loop_turn_ends() -> None:
+    """The bookie can start while later requests are packed; unsent cancelled ones are dropped."""
 
     async def story(scene: Scene) -> None:
         await scene.bookies.call(B1, read(0), deadline_s=5)
@@ -157,7 +157,7 @@ def test_of_many_requests_of_one_turn_the_first_leave_before_its_end() -> None:
     play(story)
 
 
-def test_what_version_2_has_no_words_for_goes_over_version_3() -> None:
+def test_requests_unknown_to_v2_use_a_v3_connection() -> None:
     async def story(scene: Scene) -> None:
         for request in (
             WriteLac(L7, EntryId(0), KEY, b"packet"),
@@ -176,7 +176,7 @@ def test_what_version_2_has_no_words_for_goes_over_version_3() -> None:
     play(story, config=V2)
 
 
-def test_batches_go_in_version_3_only_to_those_who_announce_it() -> None:
+def test_v3_batch_reads_are_sent_only_to_announcing_bookies() -> None:
     async def story(scene: Scene) -> None:
         await scene.bookies.call(B1, batch(), deadline_s=5)
         assert not scene.bookies.has_extension(B1, BATCH_READ)
@@ -191,8 +191,8 @@ def test_batches_go_in_version_3_only_to_those_who_announce_it() -> None:
 
 
 @BOTH
-def test_a_bookie_that_hangs_up_on_batches_is_not_blamed(config: ClientConfig) -> None:
-    """Those before 4.17 do; a writer's connection must not end by it."""
+def test_bookie_closing_on_batch_reads_is_not_quarantined(config: ClientConfig) -> None:
+    """Bookies before 4.17 close the connection; this must not be the writer's connection."""
 
     def hang_up_on_batches(peer: Peer, call: ReceivedRequest) -> None:
         if isinstance(call.request, BatchRead):
@@ -219,14 +219,14 @@ def test_a_bookie_that_hangs_up_on_batches_is_not_blamed(config: ClientConfig) -
         await outcome(bookies, batch())
         scene.bookie("b1").on_call = hang_up_on_batches
         assert isinstance(await outcome(bookies, batch()), ConnectionLost)
-        assert bookies.has_batches(B1), "it had answered one: it was for another reason"
+        assert bookies.has_batches(B1), "it had answered a batch read, so the reason is another"
 
     play(story, config=config)
 
 
 @BOTH
-def test_a_late_answer_to_a_plain_read_is_never_the_answer_to_a_fence(config: ClientConfig) -> None:
-    """CN1. Else a recoverer would take a bookie for fenced that is not."""
+def test_late_read_response_does_not_complete_a_fencing_read(config: ClientConfig) -> None:
+    """CN1: otherwise recovery would take an unfenced bookie for fenced."""
 
     async def story(scene: Scene) -> None:
         bookie, bookies = scene.bookie("b1"), scene.bookies
@@ -235,7 +235,7 @@ def test_a_late_answer_to_a_plain_read_is_never_the_answer_to_a_fence(config: Cl
         (peer,) = bookie.peers
         fencing = asyncio.ensure_future(outcome(bookies, fence(3), 0.4))
         await scene.until(lambda: sum(len(p.calls) for p in bookie.peers) == 2)
-        find_nothing(peer, peer.calls[0])  # The answer to the plain read, at last.
+        find_nothing(peer, peer.calls[0])  # The late response to the plain read.
         assert isinstance(await fencing, BookieTimeout)
         bookie.on_call = find_nothing
         assert isinstance(await outcome(bookies, fence(3)), ReadReply)
@@ -244,7 +244,7 @@ def test_a_late_answer_to_a_plain_read_is_never_the_answer_to_a_fence(config: Cl
 
 
 @BOTH
-def test_calls_of_one_entry_at_once_are_told_apart(config: ClientConfig) -> None:
+def test_concurrent_calls_for_one_entry_get_their_own_replies(config: ClientConfig) -> None:
     """CN1."""
 
     def refuse_fences(peer: Peer, call: ReceivedRequest) -> None:
@@ -272,10 +272,8 @@ def test_calls_of_one_entry_at_once_are_told_apart(config: ClientConfig) -> None
         ReadReply(NoSuchEntry, LedgerId(7 + (1 << 32)), EntryId(3)),
     ],
 )
-def test_an_answer_to_something_else_ends_the_connection(
-    config: ClientConfig, instead: Reply
-) -> None:
-    """CN1. A negative is protected by nothing but its ids."""
+def test_mismatched_reply_closes_the_connection(config: ClientConfig, instead: Reply) -> None:
+    """CN1: only its IDs protect a negative reply."""
 
     async def story(scene: Scene) -> None:
         bookie = scene.bookie("b1")
@@ -290,7 +288,7 @@ def test_an_answer_to_something_else_ends_the_connection(
     play(story, config=config)
 
 
-def test_a_reply_that_nobody_waits_for_is_passed_over() -> None:
+def test_reply_to_a_timed_out_call_is_ignored() -> None:
     async def story(scene: Scene) -> None:
         bookie = scene.bookie("b1")
         bookie.on_call = ignore
@@ -304,7 +302,7 @@ def test_a_reply_that_nobody_waits_for_is_passed_over() -> None:
     play(story)
 
 
-def test_a_refusal_is_an_answer() -> None:
+def test_refusal_is_returned_as_the_reply() -> None:
     async def story(scene: Scene) -> None:
         bookie = scene.bookie("b1")
         bookie.on_call = lambda peer, call: peer.send(call.answer(Refusal(Unauthorized)))
@@ -317,7 +315,7 @@ def test_a_refusal_is_an_answer() -> None:
 
 
 @BOTH
-def test_a_silent_bookie_costs_a_deadline_and_its_connection(config: ClientConfig) -> None:
+def test_silent_bookie_times_out_and_loses_its_connection(config: ClientConfig) -> None:
     async def story(scene: Scene) -> None:
         bookie = scene.bookie("b1")
         bookie.on_call = ignore
@@ -332,10 +330,10 @@ def test_a_silent_bookie_costs_a_deadline_and_its_connection(config: ClientConfi
 
 
 @BOTH
-def test_a_hanging_bookie_is_noticed_though_nobody_waits_for_a_deadline(
+def test_hung_bookie_is_detected_when_all_calls_are_cancelled(
     config: ClientConfig,
 ) -> None:
-    """Readers give up as soon as another copy has come."""
+    """Readers cancel a call as soon as another copy has arrived."""
 
     async def story(scene: Scene) -> None:
         bookie = scene.bookie("b1")
@@ -349,7 +347,7 @@ def test_a_hanging_bookie_is_noticed_though_nobody_waits_for_a_deadline(
     play(story, config=config)
 
 
-def test_a_long_poll_that_is_given_up_is_no_sign_of_anything() -> None:
+def test_cancelled_long_poll_keeps_the_connection() -> None:
     async def story(scene: Scene) -> None:
         bookie = scene.bookie("b1")
         bookie.on_call = ignore
@@ -363,7 +361,7 @@ def test_a_long_poll_that_is_given_up_is_no_sign_of_anything() -> None:
     play(story)
 
 
-def test_what_is_given_up_unsent_takes_no_memory() -> None:
+def test_calls_cancelled_before_sending_are_not_sent() -> None:
     async def story(scene: Scene) -> None:
         channel = scene.bookies.add_channel(B1, L7, Listening())
         await scene.until(lambda: channel.is_open)
@@ -381,8 +379,8 @@ def test_what_is_given_up_unsent_takes_no_memory() -> None:
     play(story)
 
 
-def test_a_short_wait_is_nobodys_failure() -> None:
-    """A call with little time left blames no bookie for that."""
+def test_short_deadline_does_not_quarantine_the_bookie() -> None:
+    """A call with little time left does not blame the bookie."""
 
     async def story(scene: Scene) -> None:
         scene.bookie("b1").on_call = ignore
@@ -395,7 +393,7 @@ def test_a_short_wait_is_nobodys_failure() -> None:
     play(story)
 
 
-def test_a_slow_answer_alone_leaves_the_connection_to_the_others() -> None:
+def test_one_slow_response_does_not_close_the_connection() -> None:
     def answer_but_one(peer: Peer, call: ReceivedRequest) -> None:
         if call.request != read(0):
             find_nothing(peer, call)
@@ -413,7 +411,7 @@ def test_a_slow_answer_alone_leaves_the_connection_to_the_others() -> None:
     play(story)
 
 
-def test_deadlines_of_any_length_are_met_by_one_timer() -> None:
+def test_calls_time_out_within_50_ms_of_their_deadlines() -> None:
     async def story(scene: Scene) -> None:
         scene.bookie("b1").on_call = ignore
         bookies, started = scene.bookies, scene.world.now
@@ -436,7 +434,7 @@ def test_deadlines_of_any_length_are_met_by_one_timer() -> None:
     "garbage",
     [b"\0\0\0\0", b"\xff\xff\xff\xff", pack_frame(b"\x0a\xff"), pack_frame(b"\x02\x63\0\0")],
 )
-def test_garbage_ends_the_connection_and_nothing_else(config: ClientConfig, garbage: bytes) -> None:
+def test_garbage_closes_only_the_connection(config: ClientConfig, garbage: bytes) -> None:
     async def story(scene: Scene) -> None:
         bookie = scene.bookie("b1")
         sink = Listening()
@@ -453,7 +451,7 @@ def test_garbage_ends_the_connection_and_nothing_else(config: ClientConfig, garb
 
 
 @BOTH
-def test_half_a_reply_and_the_end(config: ClientConfig) -> None:
+def test_partial_reply_then_close_raises_connection_lost(config: ClientConfig) -> None:
     def answer_half(peer: Peer, call: ReceivedRequest) -> None:
         peer.send(call.answer(refusal_of(call.request, NoSuchEntry))[:-3])
         peer.transport.close()
@@ -465,7 +463,7 @@ def test_half_a_reply_and_the_end(config: ClientConfig) -> None:
     play(story, config=config)
 
 
-def test_a_reply_in_single_bytes() -> None:
+def test_reply_sent_byte_by_byte_is_decoded() -> None:
     def answer_slowly(peer: Peer, call: ReceivedRequest) -> None:
         async def drip() -> None:
             for byte in call.answer(refusal_of(call.request, NoSuchEntry)):
@@ -481,8 +479,8 @@ def test_a_reply_in_single_bytes() -> None:
     play(story)
 
 
-def test_what_was_not_sent_is_unreachable_and_not_unknown() -> None:
-    """The caller may then try elsewhere, or again, without finding out."""
+def test_unsent_call_fails_with_bookie_unreachable() -> None:
+    """The caller may then retry, here or elsewhere, without checking the outcome first."""
 
     async def story(scene: Scene) -> None:
         bookie = scene.bookie("b1")
@@ -506,7 +504,7 @@ def test_what_was_not_sent_is_unreachable_and_not_unknown() -> None:
 # --- Room and order -----------------------------------------------------------------------------
 
 
-def test_callers_beyond_the_bound_wait_and_those_of_high_priority_do_not() -> None:
+def test_calls_over_the_limit_wait_except_high_priority_ones() -> None:
     """CN3."""
 
     async def story(scene: Scene) -> None:
@@ -532,7 +530,7 @@ def test_callers_beyond_the_bound_wait_and_those_of_high_priority_do_not() -> No
     play(story, config=replace(V3, calls_max=10))
 
 
-def test_who_gets_no_room_in_time_is_told_that_nothing_was_sent() -> None:
+def test_call_timing_out_in_the_queue_raises_bookie_unreachable() -> None:
     async def story(scene: Scene) -> None:
         scene.bookie("b1").on_call = ignore
         first = asyncio.ensure_future(outcome(scene.bookies, read(1), 2.0))
@@ -543,7 +541,7 @@ def test_who_gets_no_room_in_time_is_told_that_nothing_was_sent() -> None:
     play(story, config=replace(V3, calls_max=1))
 
 
-def test_high_priority_overtakes_what_waits_for_the_socket() -> None:
+def test_high_priority_call_overtakes_queued_adds() -> None:
     async def story(scene: Scene) -> None:
         bookie = scene.bookie("b1")
         heard: list[str] = []
@@ -574,7 +572,7 @@ def test_high_priority_overtakes_what_waits_for_the_socket() -> None:
 
 
 @BOTH
-def test_a_channel_writes_and_hears(config: ClientConfig) -> None:
+def test_channel_reports_replies_to_all_its_adds(config: ClientConfig) -> None:
     async def story(scene: Scene) -> None:
         sink = Listening()
         channel = scene.bookies.add_channel(B1, L7, sink)
@@ -588,8 +586,8 @@ def test_a_channel_writes_and_hears(config: ClientConfig) -> None:
     play(story, config=config)
 
 
-def test_what_many_ledgers_add_in_one_turn_comes_as_one_chunk() -> None:
-    """A chunk costs a bookie a sync; the first of them would have one of its own."""
+def test_adds_of_many_ledgers_in_one_turn_form_one_chunk() -> None:
+    """Each chunk costs the bookie a sync; otherwise the first add would be a chunk of its own."""
 
     async def story(scene: Scene) -> None:
         sink = Listening()
@@ -606,7 +604,7 @@ def test_what_many_ledgers_add_in_one_turn_comes_as_one_chunk() -> None:
     play(story)
 
 
-def test_a_connection_that_is_lost_keeps_nothing_of_what_it_has_gathered() -> None:
+def test_lost_connection_drops_its_gathered_bytes() -> None:
     async def story(scene: Scene) -> None:
         channels = [scene.bookies.add_channel(B1, LedgerId(each), Listening()) for each in (7, 8)]
         await scene.until(lambda: all(map(is_open, channels)))
@@ -625,8 +623,8 @@ def test_a_connection_that_is_lost_keeps_nothing_of_what_it_has_gathered() -> No
     play(story)
 
 
-def test_what_one_ledger_adds_leaves_in_that_very_turn() -> None:
-    """One more turn of the loop would be time for which a lone append waits."""
+def test_single_add_is_sent_in_the_same_loop_turn() -> None:
+    """Waiting one more loop turn would delay a single append."""
 
     async def story(scene: Scene) -> None:
         channel = scene.bookies.add_channel(B1, L7, Listening())
@@ -645,7 +643,7 @@ def test_what_one_ledger_adds_leaves_in_that_very_turn() -> None:
     play(story)
 
 
-def test_a_stuck_socket_is_handed_little_and_the_rest_is_counted() -> None:
+def test_queued_bytes_count_adds_waiting_for_a_stuck_socket() -> None:
     async def story(scene: Scene) -> None:
         sink = Listening()
         channel = scene.bookies.add_channel(B1, L7, sink)
@@ -685,8 +683,8 @@ def test_only_channels_of_different_ledgers_share_a_connection() -> None:
 
 
 @BOTH
-def test_no_channel_hears_what_another_one_of_its_ledger_wrote(config: ClientConfig) -> None:
-    """CN2. An acknowledgement of the writer's add is none of the recoverer's."""
+def test_acks_never_reach_another_channel_of_the_same_ledger(config: ClientConfig) -> None:
+    """CN2: an ack of the writer's add must not count for recovery."""
 
     async def story(scene: Scene) -> None:
         bookie = scene.bookie("b1")
@@ -705,14 +703,14 @@ def test_no_channel_hears_what_another_one_of_its_ledger_wrote(config: ClientCon
         assert (writer.heard, recoverer.heard) == ([], [])
         third = scene.bookies.add_channel(B1, L7, writer)
         await scene.until(lambda: third.is_open)
-        assert len(bookie.peers) == 2, "nothing is owed any more: the way is free again"
+        assert len(bookie.peers) == 2, "no replies are pending, so the connection is free again"
 
     play(story, config=config)
 
 
 @BOTH
-def test_answers_to_adds_that_were_not_sent_end_the_connection(config: ClientConfig) -> None:
-    """CN2. A bookie that says more than it was asked would confirm what it does not have."""
+def test_duplicate_add_replies_close_the_connection(config: ClientConfig) -> None:
+    """CN2: surplus acks could confirm entries that the bookie does not have."""
 
     def acknowledge_twice(peer: Peer, adds: Adds) -> None:
         acknowledge(peer, adds)
@@ -730,8 +728,8 @@ def test_answers_to_adds_that_were_not_sent_end_the_connection(config: ClientCon
     play(story, config=config)
 
 
-def test_what_a_closed_channel_wrote_is_sent_all_the_same() -> None:
-    """Its third copies are wanted, though nobody waits for them."""
+def test_adds_of_a_closed_channel_are_still_sent() -> None:
+    """Third copies are wanted although no caller waits for them."""
 
     async def story(scene: Scene) -> None:
         peer = await closed_while_stuck(scene)
@@ -741,7 +739,7 @@ def test_what_a_closed_channel_wrote_is_sent_all_the_same() -> None:
     play(story)
 
 
-def test_remains_of_closed_channels_are_bounded() -> None:
+def test_unsent_adds_of_closed_channels_are_bounded() -> None:
     async def story(scene: Scene) -> None:
         bookie = scene.bookie("b1")
         for ledger_id in range(20):
@@ -761,7 +759,7 @@ def test_remains_of_closed_channels_are_bounded() -> None:
     play(story, config=replace(V3, call_bytes_max=4 * MIB))
 
 
-def test_a_bookie_that_owes_answers_and_is_silent_is_left() -> None:
+def test_silent_bookie_with_pending_adds_is_disconnected() -> None:
     async def story(scene: Scene) -> None:
         bookie = scene.bookie("b1")
         bookie.on_adds = ignore
@@ -774,7 +772,7 @@ def test_a_bookie_that_owes_answers_and_is_silent_is_left() -> None:
     play(story)
 
 
-def test_a_lost_connection_is_made_anew_as_long_as_there_are_channels() -> None:
+def test_lost_connection_is_reopened_only_while_channels_exist() -> None:
     async def story(scene: Scene) -> None:
         bookie = scene.bookie("b1")
         sink = Listening()
@@ -794,7 +792,7 @@ def test_a_lost_connection_is_made_anew_as_long_as_there_are_channels() -> None:
     play(story)
 
 
-def test_a_bookie_that_hangs_up_on_everybody_is_not_stormed() -> None:
+def test_reconnects_to_a_closing_bookie_are_rate_limited() -> None:
     async def story(scene: Scene) -> None:
         bookie = scene.bookie("b1")
         bookie.hangs_up = True
@@ -807,8 +805,8 @@ def test_a_bookie_that_hangs_up_on_everybody_is_not_stormed() -> None:
     play(story)
 
 
-def test_bookie_that_closes_the_connection_on_each_add_is_given_up() -> None:
-    """It accepts, says who it is, and takes nothing: the frame limits may differ."""
+def test_reconnects_to_a_bookie_closing_on_adds_are_rate_limited() -> None:
+    """The bookie accepts connections but no adds: its frame limit may be smaller."""
 
     async def story(scene: Scene) -> None:
         bookie = scene.bookie("b1")
@@ -826,7 +824,7 @@ def test_bookie_that_closes_the_connection_on_each_add_is_given_up() -> None:
     play(story)
 
 
-def test_complaints_end_a_silent_connection_only() -> None:
+def test_complaint_closes_only_a_silent_connection() -> None:
     async def story(scene: Scene) -> None:
         bookie = scene.bookie("b1")
         sink = Listening()
@@ -841,14 +839,14 @@ def test_complaints_end_a_silent_connection_only() -> None:
         channel.write(frames_of(scene, 1), 1)
         await asyncio.sleep(5)
         channel.complain(5.0)
-        assert channel.is_open, "not from within the call"
+        assert channel.is_open, "`complain` does not close within the call"
         await scene.until(lambda: sink.losses)
         await scene.until(lambda: sink.opened == 2)
 
     play(story)
 
 
-def test_a_refusal_of_adds_reaches_the_channel() -> None:
+def test_refusal_of_adds_reaches_the_channel() -> None:
     def refuse(peer: Peer, adds: Adds) -> None:
         acknowledged = adds.groups[0].pack_replies(LedgerFenced)
         peer.send(acknowledged)
@@ -865,7 +863,7 @@ def test_a_refusal_of_adds_reaches_the_channel() -> None:
     play(story)
 
 
-def test_closed_channels_do_not_wait_for_a_bookie_that_refuses_everything() -> None:
+def test_refused_connection_closes_despite_pending_adds() -> None:
     async def story(scene: Scene) -> None:
         bookie = scene.bookie("b1")
         bookie.on_call = bookie.on_adds = ignore
@@ -886,7 +884,7 @@ def test_closed_channels_do_not_wait_for_a_bookie_that_refuses_everything() -> N
 # --- Where bookies are --------------------------------------------------------------------------
 
 
-def test_calls_to_a_bookie_known_to_be_down_fail_at_once() -> None:
+def test_calls_to_a_bookie_known_to_be_down_fail_fast() -> None:
     async def story(scene: Scene) -> None:
         bookie = scene.bookie("b1")
         bookie.node.kill()
@@ -904,7 +902,7 @@ def test_calls_to_a_bookie_known_to_be_down_fail_at_once() -> None:
     play(story)
 
 
-def test_a_bookie_that_moved_is_found_at_once() -> None:
+def test_call_after_failures_uses_the_new_registered_address() -> None:
     async def story(scene: Scene) -> None:
         scene.bookie("b1").node.kill()
         for _ in range(8):
@@ -918,8 +916,8 @@ def test_a_bookie_that_moved_is_found_at_once() -> None:
 
 
 @BOTH
-def test_another_bookie_at_the_address_is_not_taken_for_it(config: ClientConfig) -> None:
-    """CN4. What that one does not have would count as this one's negative."""
+def test_different_bookie_at_the_address_is_rejected(config: ClientConfig) -> None:
+    """CN4: otherwise its missing entries would count as negatives of the expected bookie."""
 
     async def story(scene: Scene) -> None:
         scene.infos[B1] = describe_bookie(Address("b2", PORT), extensions=(IDENTITY,))
@@ -938,7 +936,7 @@ def test_another_bookie_at_the_address_is_not_taken_for_it(config: ClientConfig)
 
 
 @BOTH
-def test_a_bookie_that_does_not_say_who_it_is_is_not_used(config: ClientConfig) -> None:
+def test_bookie_that_does_not_identify_itself_is_rejected(config: ClientConfig) -> None:
     """CN4."""
 
     async def story(scene: Scene) -> None:
@@ -953,7 +951,7 @@ def test_a_bookie_that_does_not_say_who_it_is_is_not_used(config: ClientConfig) 
     play(story, config=config)
 
 
-def test_an_id_that_is_an_address_needs_no_registration() -> None:
+def test_bookie_id_that_is_an_address_needs_no_registration() -> None:
     async def story(scene: Scene) -> None:
         del scene.infos[B1]
         reply = await scene.bookies.call(BookieId(f"b1:{PORT}"), read(1), deadline_s=5)
@@ -963,7 +961,7 @@ def test_an_id_that_is_an_address_needs_no_registration() -> None:
     play(story)
 
 
-def test_behind_tls_nobody_is_spoken_to_in_the_clear() -> None:
+def test_tls_client_never_uses_a_plaintext_port() -> None:
     async def story(scene: Scene) -> None:
         assert isinstance(await outcome(scene.bookies, read(1)), BookieUnreachable)
         scene.infos[B1] = describe_bookie(Address("b9", 1), tls=Address("b1", PORT))
@@ -972,7 +970,7 @@ def test_behind_tls_nobody_is_spoken_to_in_the_clear() -> None:
     play(story, config=replace(V3, uses_tls=True))
 
 
-def test_several_connections_if_wanted() -> None:
+def test_calls_spread_over_configured_connections() -> None:
     async def story(scene: Scene) -> None:
         calls = [
             scene.bookies.call(B1, read(0, ledger_id), deadline_s=5) for ledger_id in range(10)
@@ -986,7 +984,7 @@ def test_several_connections_if_wanted() -> None:
 # --- The end ------------------------------------------------------------------------------------
 
 
-def test_closing_ends_whatever_waits() -> None:
+def test_closing_the_pool_fails_pending_and_later_calls() -> None:
     async def story(scene: Scene) -> None:
         scene.bookie("b1").on_call = ignore
         sink = Listening()
@@ -1010,8 +1008,8 @@ def test_closing_ends_whatever_waits() -> None:
     play(story, bookies=("b1", "b3"))
 
 
-def test_what_closed_channels_wrote_has_a_moment_to_arrive() -> None:
-    """A program that ended with its writer left two copies of its last entries."""
+def test_closing_the_pool_lets_pending_adds_arrive() -> None:
+    """A program that exits right after its writer must not leave only two copies."""
 
     async def story(scene: Scene) -> None:
         peer = await closed_while_stuck(scene)
@@ -1022,8 +1020,8 @@ def test_what_closed_channels_wrote_has_a_moment_to_arrive() -> None:
     play(story)
 
 
-def test_whoever_still_uses_a_connection_is_told_at_once_that_it_ends() -> None:
-    """What was written by others there is not waited for."""
+def test_closing_the_pool_fails_pending_calls_at_once() -> None:
+    """The pool does not wait for adds on a connection that has pending calls."""
 
     async def story(scene: Scene) -> None:
         loop = asyncio.get_running_loop()
@@ -1044,7 +1042,7 @@ def test_whoever_still_uses_a_connection_is_told_at_once_that_it_ends() -> None:
 
 
 @pytest.mark.parametrize("ending", ["silence", "a cut", "cancelled"])
-def test_nobody_waits_long_for_it(ending: str) -> None:
+def test_closing_the_pool_waits_at_most_a_second_for_adds(ending: str) -> None:
     async def story(scene: Scene) -> None:
         loop = asyncio.get_running_loop()
         bookie = scene.bookie("b1")
@@ -1070,7 +1068,7 @@ def test_nobody_waits_long_for_it(ending: str) -> None:
     play(story)
 
 
-def test_busy_is_the_callers_to_judge() -> None:
+def test_overload_reply_is_returned_without_quarantine() -> None:
     async def story(scene: Scene) -> None:
         for error in (Overloaded, BookieFailed):
             scene.bookie("b1").on_call = partial(refuse, error)

@@ -1,7 +1,7 @@
-"""The pool under random calls and adds, with a bookie that answers late, twice, wrongly, in halves or
-not at all, and a network that breaks: what is heard is the answer to what was asked (CN1, CN2).
+"""The pool under random calls and adds: each response must match its request (CN1, CN2).
 
-The bookie's answers say what they answer: which entry, whether it was a fence, and when it was asked.
+The bookie answers late, twice, wrongly, partially or not at all, and the network fails. Its
+responses state their request: the entry, whether it was a fence, and the time of the request.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ STEPS = 150
 
 @dataclass
 class Mischief:
-    """What the bookie does with what it hears."""
+    """How the bookie misbehaves."""
 
     scene: Scene
     chance: random.Random
@@ -79,10 +79,10 @@ class Mischief:
 
 @dataclass
 class Writer:
-    """A sink that knows what it wrote, and on which connection."""
+    """A sink that remembers what it wrote on the current connection."""
 
     wrong: list[str] = field(default_factory=list)
-    written: dict[int, None] = field(default_factory=dict)  # On this connection.
+    written: dict[int, None] = field(default_factory=dict)  # Entry IDs on this connection.
     heard: int = 0
     is_closed: bool = False
 
@@ -91,7 +91,7 @@ class Writer:
             self.wrong.append("a closed channel hears")
         for entry_id in replies.entry_ids:
             self.heard += 1
-            if entry_id not in self.written:  # A second answer harms nobody.
+            if entry_id not in self.written:  # A duplicate ack is harmless.
                 self.wrong.append(f"entry {entry_id} is acknowledged and was not written here")
 
     def on_channel_open(self, channel: AddChannel) -> None:

@@ -12,7 +12,7 @@ READ = EntryRead(LedgerId(1), EntryId(2))
 
 
 class Sending:
-    """Everything leaves at once, and nobody answers but the test."""
+    """Starts every call at once; the test completes the replies."""
 
     def __init__(self) -> None:
         self.replies: list[asyncio.Future[Reply]] = []
@@ -38,8 +38,8 @@ class Sending:
 
 
 @pytest.mark.parametrize("is_heard_before", [False, True])
-async def test_when_calls_are_closed_nothing_is_tried_again(is_heard_before: bool) -> None:
-    """Neither what is about to be, nor what is refused in the very turn in which they are."""
+async def test_closed_concurrent_calls_are_not_retried(is_heard_before: bool) -> None:
+    """Neither calls awaiting a retry, nor calls refused in the same loop turn as the close."""
     bookies = Sending()
     calls = ConcurrentCalls[int](bookies)
     calls.ask(1, B1, READ, 60.0, passing=BUSY_OR_BROKEN)

@@ -1,4 +1,4 @@
-"""The documentation of the client's settings is what it does."""
+"""The documented client settings match the code."""
 
 import re
 
@@ -15,7 +15,7 @@ def _value(text: str) -> object:
     return float(number.replace(",", "")) * _UNITS.get(unit, 1)
 
 
-def test_the_defaults_of_the_page_are_those_of_the_client() -> None:
+def test_documented_client_defaults_match_the_code() -> None:
     page = pages.EXISTING_CLUSTERS.read_text()
     rows = re.findall(r"^\| (`[^|]+) \| ([^|]+) \|", page.partition("## Settings")[2], re.MULTILINE)
     told = {

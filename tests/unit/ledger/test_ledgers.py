@@ -1,4 +1,4 @@
-"""From create to delete, with real bookies on real sockets and disks, in this process."""
+"""`Ledgers` with real bookies on real sockets and disks, in this process."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -63,7 +63,7 @@ def letters(count: int, size: int = 10) -> list[bytes]:
 @VERSIONS
 @pytest.mark.parametrize("digest", list(DigestType), ids=lambda d: d.name)
 @pytest.mark.parametrize("ensemble", [2, 3], ids=["whole", "striped"])
-async def test_from_create_to_delete(
+async def test_ledger_lifecycle_from_create_to_delete(
     cluster: LocalCluster, version: int, digest: DigestType, ensemble: int
 ) -> None:
     wanted = letters(300)
@@ -89,7 +89,7 @@ async def test_from_create_to_delete(
                     seen.extend(entry.payload for entry in news.entries)
 
             following = asyncio.create_task(follow())
-            while len(seen) < 200:  # The last one, too, without a further entry.
+            while len(seen) < 200:  # Includes the last entry, although no entry follows it.
                 await asyncio.sleep(0.01)
             for payload in wanted[200:]:
                 writer.append(payload)
@@ -117,7 +117,7 @@ async def test_from_create_to_delete(
 
 @VERSIONS
 @pytest.mark.parametrize("ensemble", [2, 3], ids=["whole", "striped"])
-async def test_what_a_dead_writer_left_is_recovered(
+async def test_recovery_keeps_all_entries_of_a_stopped_writer(
     cluster: LocalCluster, version: int, ensemble: int
 ) -> None:
     wanted = letters(500)
@@ -131,7 +131,7 @@ async def test_what_a_dead_writer_left_is_recovered(
 
 
 @VERSIONS
-async def test_a_recovery_stops_the_writer_beside_it(cluster: LocalCluster, version: int) -> None:
+async def test_recovery_fences_a_running_writer(cluster: LocalCluster, version: int) -> None:
     async with asyncio.timeout(PATIENCE_S), cluster.connect(client(version)) as ledgers:
         writer = await ledgers.create()
         await writer.append_many(letters(10))
@@ -146,8 +146,8 @@ async def test_a_recovery_stops_the_writer_beside_it(cluster: LocalCluster, vers
         assert await payloads_of(ledgers, writer.ledger_id) == letters(10)
 
 
-async def test_deleting_stops_the_writer(cluster: LocalCluster) -> None:
-    """LG1. Else it would go on, confirming what nobody can ever read."""
+async def test_deleting_a_ledger_fences_its_writer(cluster: LocalCluster) -> None:
+    """LG1: otherwise it would go on confirming entries that nobody can read."""
     async with asyncio.timeout(PATIENCE_S), cluster.connect() as ledgers:
         writer = await ledgers.create()
         await writer.append(b"first")
@@ -158,7 +158,7 @@ async def test_deleting_stops_the_writer(cluster: LocalCluster) -> None:
             await writer.close()
 
 
-async def test_who_cannot_stop_the_writer_does_not_delete_unless_forced(tmp_path: Path) -> None:
+async def test_delete_without_fencing_quorum_needs_force(tmp_path: Path) -> None:
     """LG1."""
     quick = ClientConfig(read_deadline_s=0.5)
     async with (
@@ -180,7 +180,7 @@ async def test_who_cannot_stop_the_writer_does_not_delete_unless_forced(tmp_path
             assert [each async for each in ledgers.list()] == []
 
 
-async def test_a_wrong_password_opens_nothing(cluster: LocalCluster) -> None:
+async def test_wrong_password_is_refused_by_open_and_delete(cluster: LocalCluster) -> None:
     async with asyncio.timeout(PATIENCE_S), cluster.connect() as ledgers:
         async with await ledgers.create(password=b"right") as writer:
             await writer.append(b"x")
@@ -193,7 +193,7 @@ async def test_a_wrong_password_opens_nothing(cluster: LocalCluster) -> None:
         assert await payloads_of(ledgers, writer.ledger_id) == [b"x"]
 
 
-async def test_what_cannot_be_created_is_not(cluster: LocalCluster) -> None:
+async def test_invalid_create_requests_are_refused(cluster: LocalCluster) -> None:
     async with asyncio.timeout(PATIENCE_S), cluster.connect() as ledgers:
         with pytest.raises(NotEnoughBookies):
             await ledgers.create(ensemble=4)
@@ -211,7 +211,7 @@ async def test_what_cannot_be_created_is_not(cluster: LocalCluster) -> None:
         assert [each async for each in ledgers.list(empty.ledger_id + 1)] == [2**40]
 
 
-async def test_a_bookie_that_goes_is_replaced_and_one_that_comes_is_found(tmp_path: Path) -> None:
+async def test_stopped_bookie_is_replaced_and_a_started_one_found(tmp_path: Path) -> None:
     names = [f"bk-{number}" for number in range(1, 5)]
     async with LocalCluster(tmp_path, names) as cluster, cluster.connect() as ledgers:
         async with asyncio.timeout(PATIENCE_S):
@@ -219,7 +219,7 @@ async def test_a_bookie_that_goes_is_replaced_and_one_that_comes_is_found(tmp_pa
                 await writer.append_many(letters(100))
                 gone = writer.metadata.fragments[0].ensemble[1]
                 await cluster.stop(gone)
-                while len(writer.metadata.fragments) < 2:  # Two acks of three do not wait for it.
+                while len(writer.metadata.fragments) < 2:  # Two of three acks suffice.
                     await writer.append_many(letters(10))
                 last_entry = writer.last_appended
             ensembles = [fragment.ensemble for fragment in writer.metadata.fragments]
@@ -231,7 +231,7 @@ async def test_a_bookie_that_goes_is_replaced_and_one_that_comes_is_found(tmp_pa
 
 
 def _tasks_of_clients(before: set[asyncio.Task[object]]) -> list[str]:
-    """By where they are: the bookies have tasks of their own, which come and go."""
+    """Select clients' tasks by their source file: bookies in this process have tasks, too."""
     found = []
     for task in asyncio.all_tasks() - before:
         frames = task.get_stack(limit=1)
@@ -241,7 +241,7 @@ def _tasks_of_clients(before: set[asyncio.Task[object]]) -> list[str]:
     return found
 
 
-async def test_an_open_that_fails_is_forgotten(tmp_path: Path) -> None:
+async def test_failed_open_leaves_no_tasks(tmp_path: Path) -> None:
     quick = ClientConfig(read_deadline_s=0.3)
     async with LocalCluster(tmp_path) as cluster, cluster.connect(quick) as ledgers:
         async with asyncio.timeout(PATIENCE_S):
@@ -256,7 +256,7 @@ async def test_an_open_that_fails_is_forgotten(tmp_path: Path) -> None:
             assert not _tasks_of_clients(before)
 
 
-async def test_closing_leaves_nothing_behind(cluster: LocalCluster) -> None:
+async def test_closing_the_client_leaves_no_tasks(cluster: LocalCluster) -> None:
     before = asyncio.all_tasks()
     async with asyncio.timeout(PATIENCE_S):
         ledgers = await cluster.connect()
@@ -277,7 +277,7 @@ async def test_closing_leaves_nothing_behind(cluster: LocalCluster) -> None:
             assert reader.last_add_confirmed in (0, 1)
 
 
-async def test_a_reserved_ledger_has_one_writer(cluster: LocalCluster) -> None:
+async def test_reserved_ledger_is_claimed_by_one_client_only(cluster: LocalCluster) -> None:
     """LG2."""
     async with (
         asyncio.timeout(PATIENCE_S),
@@ -298,7 +298,7 @@ async def test_a_reserved_ledger_has_one_writer(cluster: LocalCluster) -> None:
             await others.claim(ledger_id)
 
 
-async def test_what_has_a_writer_or_is_recovered_is_not_claimed(cluster: LocalCluster) -> None:
+async def test_claim_of_a_written_or_recovered_ledger_fails(cluster: LocalCluster) -> None:
     """LG2."""
     async with asyncio.timeout(PATIENCE_S), cluster.connect() as ledgers:
         writer = await ledgers.create()
@@ -326,7 +326,7 @@ def flaws_of(verdict: LedgerVerification) -> list[tuple[str, str, int, int, int]
 async def write_copies(
     ledgers: Ledgers, ledger_id: int, bookie: str, entries: dict[int, bytes]
 ) -> None:
-    """As a recovery writes them back, whatever they say."""
+    """Write copies with any payload, as recovery writes entries back."""
     metadata = (await ledgers.metadata(ledger_id)).metadata
     assert metadata.digest_type is not None
     assert metadata.password is not None
@@ -347,7 +347,7 @@ async def write_copies(
 
 @VERSIONS
 @pytest.mark.parametrize("ensemble", [2, 3], ids=["whole", "striped"])
-async def test_every_copy_is_looked_at(cluster: LocalCluster, version: int, ensemble: int) -> None:
+async def test_verify_checks_every_copy(cluster: LocalCluster, version: int, ensemble: int) -> None:
     async with asyncio.timeout(PATIENCE_S), cluster.connect(client(version)) as ledgers:
         async with await ledgers.create(ensemble=ensemble, write=2, ack=2) as writer:
             await writer.append_many(letters(3000))
@@ -366,7 +366,7 @@ async def test_every_copy_is_looked_at(cluster: LocalCluster, version: int, ense
         assert (verdict.under_replicated, verdict.lost, verdict.in_doubt) == (held, 0, 0)
 
 
-async def test_missing_bad_and_different_copies_are_told_apart(tmp_path: Path) -> None:
+async def test_verify_reports_missing_bad_and_different_copies(tmp_path: Path) -> None:
     names = [f"bk-{number}" for number in range(1, 5)]
     async with LocalCluster(tmp_path, names) as cluster, cluster.connect() as ledgers:
         async with asyncio.timeout(PATIENCE_S):
@@ -374,7 +374,7 @@ async def test_missing_bad_and_different_copies_are_told_apart(tmp_path: Path) -
                 await writer.append_many(letters(100))
             first, second, _ = writer.metadata.fragments[0].ensemble
             (spare,) = {*names} - {*writer.metadata.fragments[0].ensemble}
-            # A bookie takes the place of one that has all, and has a few copies of its own.
+            # Replace a complete bookie by one with missing and different copies.
             copies = {e: b"%010d" % e for e in range(100) if not 20 <= e < 30}
             copies[50] = b"9999999999"
             await write_copies(ledgers, writer.ledger_id, spare, copies)
@@ -388,7 +388,7 @@ async def test_missing_bad_and_different_copies_are_told_apart(tmp_path: Path) -
             ]
             assert (verdict.under_replicated, verdict.below_ack, verdict.lost) == (11, 0, 0)
 
-            # With another key every digest is wrong.
+            # With another digest type every digest is wrong.
             stored = await ledgers.metadata(writer.ledger_id)
             await ledgers.nodes.update(stored, replace(stored.metadata, digest_type=HMAC))
             verdict = await ledgers.verify(writer.ledger_id)
@@ -404,7 +404,7 @@ def golden(name: str) -> str:
     return str(Path(__file__).parents[2] / "golden" / "tls" / f"{name}.pem")
 
 
-async def test_behind_tls_no_ledger_is_made_that_nobody_could_keep(tmp_path: Path) -> None:
+async def test_tls_create_without_tls_bookies_is_refused(tmp_path: Path) -> None:
     ours = client_context(golden("authority-a"), certificate=golden("client-a"))
     async with LocalCluster(tmp_path) as cluster, connect(cluster.url, tls=ours) as ledgers:
         with raises_message(NotEnoughBookies):
@@ -412,7 +412,7 @@ async def test_behind_tls_no_ledger_is_made_that_nobody_could_keep(tmp_path: Pat
         assert [each async for each in ledgers.list()] == []
 
 
-async def test_behind_tls_with_certificates_on_both_sides(tmp_path: Path) -> None:
+async def test_mutual_tls_admits_only_trusted_clients(tmp_path: Path) -> None:
     files = TlsFiles(golden("server-a"), authorities=golden("authority-a"))
     ours = client_context(golden("authority-a"), certificate=golden("client-a"))
     stranger = client_context(golden("authority-a"), certificate=golden("client-b"))
@@ -424,7 +424,7 @@ async def test_behind_tls_with_certificates_on_both_sides(tmp_path: Path) -> Non
                 await writer.append_many(letters(1000, 2000))
             assert await payloads_of(ledgers, writer.ledger_id) == letters(1000, 2000)
             while not (await ledgers.verify(writer.ledger_id)).is_sound:
-                await asyncio.sleep(0.1)  # Nobody waits for third copies.
+                await asyncio.sleep(0.1)  # `append_many` does not wait for third copies.
         for context in (stranger, doubting):
             async with connect(cluster.url, quick, tls=context) as ledgers:
                 with pytest.raises(EntryUnavailable):

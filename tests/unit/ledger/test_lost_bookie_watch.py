@@ -1,4 +1,4 @@
-"""Idle writers leave bookies that are gone (WR11; AR29): real bookies on real sockets, in this process."""
+"""Idle writers replace lost bookies (WR11; AR29); real bookies on real sockets in this process."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -24,7 +24,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[LocalCluster]:
         yield cluster
 
 
-async def writer_on_it(ledgers: Ledgers) -> LedgerWriter:
+async def writer_on_lost_bookie(ledgers: Ledgers) -> LedgerWriter:
     while True:
         writer = await ledgers.create()
         if GONE in writer.metadata.fragments[0].ensemble:
@@ -37,15 +37,15 @@ async def lose(cluster: LocalCluster, ledgers: Ledgers) -> None:
         await asyncio.sleep(0.01)
 
 
-async def test_an_idle_writer_leaves_a_lost_bookie_and_goes_on(cluster: LocalCluster) -> None:
+async def test_idle_writer_replaces_a_lost_bookie(cluster: LocalCluster) -> None:
     async with cluster.connect() as ledgers:
         await ledgers.until_writable(4, PATIENCE_S)
-        writers = [await writer_on_it(ledgers) for _ in range(3)]
+        writers = [await writer_on_lost_bookie(ledgers) for _ in range(3)]
         await writers[0].append(b"first")
         await lose(cluster, ledgers)
         watch = ledgers._seat_watch
         await watch.look()
-        assert all(GONE in w.metadata.fragments[-1].ensemble for w in writers), "it may be back"
+        assert all(GONE in w.metadata.fragments[-1].ensemble for w in writers), "it may return"
         watch._absences = LostMembers(absent_ns=0)
         await watch.look()
         while any(GONE in writer.metadata.fragments[-1].ensemble for writer in writers):
@@ -60,11 +60,11 @@ async def test_an_idle_writer_leaves_a_lost_bookie_and_goes_on(cluster: LocalClu
             await writer.close()
 
 
-async def test_without_a_successor_the_seat_is_kept(cluster: LocalCluster) -> None:
+async def test_lost_bookie_without_successor_keeps_its_seat(cluster: LocalCluster) -> None:
     """WR12: it is reported as vacant."""
     async with cluster.connect() as ledgers:
         await ledgers.until_writable(4, PATIENCE_S)
-        writer = await writer_on_it(ledgers)
+        writer = await writer_on_lost_bookie(ledgers)
         other = next(
             b for b in ledgers.live().writable if b not in writer.metadata.fragments[0].ensemble
         )
@@ -80,11 +80,11 @@ async def test_without_a_successor_the_seat_is_kept(cluster: LocalCluster) -> No
         await writer.close()
 
 
-async def test_a_successor_in_quarantine_is_asked_and_takes_the_seat(cluster: LocalCluster) -> None:
-    """A quarantine can last longer than repair waits for a writer."""
+async def test_quarantined_successor_is_probed_and_takes_the_seat(cluster: LocalCluster) -> None:
+    """A quarantine can outlast the time for which re-replication waits for a writer."""
     async with cluster.connect() as ledgers:
         await ledgers.until_writable(4, PATIENCE_S)
-        writer = await writer_on_it(ledgers)
+        writer = await writer_on_lost_bookie(ledgers)
         (other,) = (
             b for b in ledgers.live().writable if b not in writer.metadata.fragments[0].ensemble
         )
@@ -93,7 +93,7 @@ async def test_a_successor_in_quarantine_is_asked_and_takes_the_seat(cluster: Lo
         watch = ledgers._seat_watch
         watch._absences = LostMembers(absent_ns=0)
         await watch.look()
-        assert not writer._seating.down, "nobody can take the seat yet"
+        assert not writer._seating.down, "no bookie can take the seat yet"
         await watch.look()
         while GONE in writer.metadata.fragments[-1].ensemble:
             await asyncio.sleep(0.01)

@@ -1,8 +1,9 @@
-"""The real writer and the real recovery meet over bookies that fail by chance, in virtual time.
+"""A real writer and a real recovery race over randomly failing bookies, in virtual time.
 
-What the writer took for confirmed is in the ledger; what is in the ledger can be read, is what was
-written, and has its copies where metadata says; its tailing readers saw a prefix of it, and then all.
-The simulator's ledger world does the same with real bookies and many more faults.
+The closed ledger must hold every entry that the writer took for confirmed. Every entry in it must
+be readable, have the written payload, and have its copies where metadata says. A tailing reader
+must see a prefix of the ledger and finally all of it. The simulator's ledger world does the same
+with real bookies and many more faults.
 """
 
 import asyncio
@@ -86,7 +87,7 @@ class Meeting:
                 entry_id += 1
                 await asyncio.sleep(self.chance.expovariate(200))
         except RollbookError:
-            pass  # It was stopped.
+            pass  # Recovery stopped the writer.
         await writer.stop()
 
     def _on_confirmed(self, future: "asyncio.Future[EntryId]") -> None:
@@ -112,7 +113,7 @@ class Meeting:
                 await reader.close()
 
     async def _trouble(self) -> None:
-        """At most one bookie in three at a time."""
+        """Trouble at most two bookies at a time."""
         chance = self.chance
         while True:
             await asyncio.sleep(chance.expovariate(5))
@@ -158,7 +159,7 @@ class Meeting:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_nothing_that_was_confirmed_is_missing(seed: int) -> None:
+def test_confirmed_entries_survive_a_concurrent_recovery(seed: int) -> None:
     """FR1 to FR7, RD4."""
     chance = random.Random(seed)
     quorum = chance.choice(QUORUMS)

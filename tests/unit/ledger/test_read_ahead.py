@@ -1,4 +1,4 @@
-"""How much is read ahead of an iterator."""
+"""How much an entry stream reads ahead."""
 
 import asyncio
 
@@ -12,11 +12,11 @@ ENTRY_BYTES = 64 * KIB
 
 
 class Ledger:
-    """Of any length; notes what it was asked for."""
+    """A ledger without end that records requested sizes."""
 
     def __init__(self, each_bytes: int = ENTRY_BYTES) -> None:
         self.each_bytes = each_bytes
-        self.asked: list[int] = []  # Bytes, by run.
+        self.asked: list[int] = []  # Bytes of each run.
 
     async def read_run(self, first_entry: EntryId, count: int, bytes_max: int) -> list[Entry]:
         count, payload = min(count, max(1, bytes_max // self.each_bytes)), bytes(self.each_bytes)
@@ -39,8 +39,8 @@ class Ledger:
         )
 
 
-async def test_little_is_read_ahead_for_whoever_takes_little() -> None:
-    """RD5: whatever is believed of the entries' size."""
+async def test_read_ahead_starts_small() -> None:
+    """RD5: for right and wrong guesses of the entry size."""
     for each_bytes in (ENTRY_BYTES, MIB, 4 * MIB):
         for entry_bytes in (KIB, ENTRY_BYTES, MIB):
             ledger = Ledger(each_bytes)
@@ -54,7 +54,7 @@ async def test_little_is_read_ahead_for_whoever_takes_little() -> None:
                     assert max(ledger.asked) <= max(256 * KIB, each_bytes, taken // 8)
 
 
-async def test_whoever_goes_on_has_the_whole_window_before_him() -> None:
+async def test_read_ahead_grows_to_the_whole_window() -> None:
     ledger = Ledger()
     async with ledger.stream(entry_bytes=ENTRY_BYTES) as stream:
         taken = 0

@@ -1,4 +1,4 @@
-"""Reading over the wire: order, windows, copies that fail, what is confirmed, following a writer."""
+"""Reading over the wire: order, windows, failing copies, the LAC, and tailing a writer."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -50,7 +50,7 @@ async def closed_ledger(on: Stage, quorum: Quorum, entries: int) -> LedgerReader
 
 @pytest.mark.parametrize("quorum", [E3, STRIPED, Quorum(4, 2, 1), Quorum(1, 1, 1)], ids=str)
 @pytest.mark.parametrize("batches", [False, True], ids=["plain", "extension"])
-def test_everything_is_read_in_order(quorum: Quorum, batches: bool) -> None:
+def test_all_entries_are_read_in_order(quorum: Quorum, batches: bool) -> None:
     names = [f"b{i}" for i in range(quorum.ensemble)]
     config = replace(FAST, read_batch_bytes=1000, read_window_bytes=4000)
 
@@ -74,7 +74,7 @@ def test_everything_is_read_in_order(quorum: Quorum, batches: bool) -> None:
     stage(act, bookies=names, config=config)
 
 
-def test_an_empty_ledger_has_nothing_to_read() -> None:
+def test_empty_ledger_reads_no_entries() -> None:
     async def act(on: Stage) -> None:
         reader = await closed_ledger(on, E3, 0)
         assert await ids_of(reader.read()) == []
@@ -87,7 +87,7 @@ def test_an_empty_ledger_has_nothing_to_read() -> None:
 @pytest.mark.parametrize(
     "error", [NoSuchEntry, EntryStateUnknown, BookieFailed], ids=lambda each: each.__name__
 )
-def test_the_next_copy_is_read_when_one_fails(error: type[RollbookError]) -> None:
+def test_failed_copy_is_read_from_the_next_bookie(error: type[RollbookError]) -> None:
     """RD2."""
 
     async def act(on: Stage) -> None:
@@ -100,7 +100,7 @@ def test_the_next_copy_is_read_when_one_fails(error: type[RollbookError]) -> Non
     stage(act)
 
 
-def test_damaged_and_foreign_copies_are_not_handed_out() -> None:
+def test_damaged_and_foreign_copies_are_not_returned() -> None:
     """RD3: neither flipped bits nor another entry's bytes."""
 
     async def act(on: Stage) -> None:
@@ -116,8 +116,8 @@ def test_damaged_and_foreign_copies_are_not_handed_out() -> None:
     stage(act)
 
 
-def test_what_was_read_before_an_error_is_handed_out() -> None:
-    """RD3: the verdict names what every copy's holder said."""
+def test_entries_before_a_missing_one_are_returned() -> None:
+    """RD3: the error depends on the replies of all bookies with a copy."""
 
     async def act(on: Stage) -> None:
         reader = await closed_ledger(on, E3, 30)
@@ -136,7 +136,7 @@ def test_what_was_read_before_an_error_is_handed_out() -> None:
     stage(act)
 
 
-def test_a_hung_bookie_costs_a_hedge_and_no_deadline() -> None:
+def test_hung_bookie_delays_reads_by_less_than_the_deadline() -> None:
     """RD2."""
 
     async def act(on: Stage) -> None:
@@ -148,7 +148,7 @@ def test_a_hung_bookie_costs_a_hedge_and_no_deadline() -> None:
         assert loop.time() - started < FAST.read_deadline_s / 2
         on["b0"].heard.clear()
         assert await ids_of(reader.read()) == list(range(200))
-        assert not on["b0"].heard, "it is asked last by now"
+        assert not on["b0"].heard, "a slow bookie is asked last"
         await reader.close()
 
     stage(act)
@@ -168,8 +168,8 @@ def test_old_bookies_are_read_entry_by_entry() -> None:
     stage(act)
 
 
-def test_a_follower_of_a_closed_store_raises() -> None:
-    """RD4: nobody would tell it of the end."""
+def test_tail_raises_when_the_metadata_store_closes() -> None:
+    """RD4: without the store it would never learn of the close."""
 
     async def act(on: Stage) -> None:
         await on.create(E3, (0, "b0 b1 b2"))
@@ -186,8 +186,8 @@ def test_a_follower_of_a_closed_store_raises() -> None:
     stage(act)
 
 
-def test_runs_with_gaps_are_asked_only_of_bookies_that_announce_them() -> None:
-    """RD3: a stranger would end its batch at the first entry that it does not hold, or take it amiss."""
+def test_sparse_batch_reads_need_announcing_bookies() -> None:
+    """RD3: other bookies end a batch at the first entry they lack, or reject the request."""
     names = [f"b{i}" for i in range(5)]
 
     async def act(on: Stage) -> None:
@@ -202,8 +202,8 @@ def test_runs_with_gaps_are_asked_only_of_bookies_that_announce_them() -> None:
 
 
 @pytest.mark.parametrize("is_hung", [True, False], ids=["hung", "in doubt"])
-def test_a_striped_ledger_is_read_by_runs_around_a_bookie_of_no_use(is_hung: bool) -> None:
-    """RD2: by few runs, not entry by entry."""
+def test_striped_ledger_is_read_in_batches_around_failed_bookies(is_hung: bool) -> None:
+    """RD2: with few batch reads, not entry by entry."""
     names = [f"b{i}" for i in range(5)]
 
     async def act(on: Stage) -> None:
@@ -218,8 +218,8 @@ def test_a_striped_ledger_is_read_by_runs_around_a_bookie_of_no_use(is_hung: boo
     stage(act, bookies=names)
 
 
-def test_a_reader_finds_the_copies_that_moved() -> None:
-    """RD2: bookies died long ago, and the ledger was repaired."""
+def test_reader_finds_copies_moved_by_re_replication() -> None:
+    """RD2: all bookies were replaced after the reader was opened."""
 
     async def act(on: Stage) -> None:
         reader = await closed_ledger(on, E3, 30)
@@ -236,7 +236,7 @@ def test_a_reader_finds_the_copies_that_moved() -> None:
     stage(act, bookies=[f"b{i}" for i in range(6)])
 
 
-def test_little_is_held_for_whoever_does_not_take_it() -> None:
+def test_read_ahead_stops_when_the_caller_stops_reading() -> None:
     """RD5."""
     config = replace(FAST, read_batch_bytes=1000, read_window_bytes=4000)
 
@@ -253,7 +253,7 @@ def test_little_is_held_for_whoever_does_not_take_it() -> None:
     stage(act, config=config)
 
 
-def test_closing_the_reader_ends_its_iterations() -> None:
+def test_closing_the_reader_fails_its_iterations() -> None:
     async def act(on: Stage) -> None:
         reader = await closed_ledger(on, E3, 1000)
         for keeper in on.keepers("b0 b1 b2"):
@@ -261,7 +261,7 @@ def test_closing_the_reader_ends_its_iterations() -> None:
         reading = asyncio.create_task(ids_of(reader.read()))
         await asyncio.sleep(0.1)
         await reader.close()
-        with pytest.raises(InvalidRequest):  # And not an end, as if there were no more.
+        with pytest.raises(InvalidRequest):  # It must not look like the end of the ledger.
             await reading
         with pytest.raises(InvalidRequest):
             await ids_of(reader.read())
@@ -271,8 +271,8 @@ def test_closing_the_reader_ends_its_iterations() -> None:
     stage(act)
 
 
-def test_iterations_that_are_left_in_the_middle_are_forgotten() -> None:
-    """RD5: a reader that lives long keeps nothing of them."""
+def test_abandoned_iterations_leave_no_tasks_or_listeners() -> None:
+    """RD5: a long-lived reader must not accumulate them."""
 
     async def act(on: Stage) -> None:
         await on.create(E3, (0, "b0 b1 b2"))
@@ -287,7 +287,7 @@ def test_iterations_that_are_left_in_the_middle_are_forgotten() -> None:
                 if entry.entry_id == 20:
                     break
         follower = reader.follow(EntryId(49))
-        await anext(follower)  # There is nothing yet; then nobody goes on.
+        await anext(follower)  # No entry yet; the caller stops here.
         await asyncio.sleep(30)
         assert not reader._tasks
         assert not reader._view._listeners
@@ -297,10 +297,10 @@ def test_iterations_that_are_left_in_the_middle_are_forgotten() -> None:
     stage(act)
 
 
-# --- What is confirmed --------------------------------------------------------------------------
+# --- The LAC ------------------------------------------------------------------------------------
 
 
-def test_the_lac_is_the_highest_of_enough_answers() -> None:
+def test_lac_is_the_highest_of_a_quorum_of_replies() -> None:
     """RD1."""
 
     async def act(on: Stage) -> None:
@@ -322,7 +322,7 @@ def test_the_lac_is_the_highest_of_enough_answers() -> None:
     stage(act)
 
 
-def test_wiped_bookies_tell_nothing_about_the_lac() -> None:
+def test_open_fails_when_most_bookies_may_have_lost_data() -> None:
     """RD1."""
 
     async def act(on: Stage) -> None:
@@ -335,7 +335,7 @@ def test_wiped_bookies_tell_nothing_about_the_lac() -> None:
     stage(act)
 
 
-def test_the_lac_is_asked_of_the_ensemble_that_is_written_to_now() -> None:
+def test_lac_is_read_from_the_writers_current_ensemble() -> None:
     """RD1: the writer has moved since the reader was opened."""
 
     async def act(on: Stage) -> None:
@@ -356,8 +356,8 @@ def test_the_lac_is_asked_of_the_ensemble_that_is_written_to_now() -> None:
     stage(act, bookies=[f"b{i}" for i in range(6)])
 
 
-def test_reader_with_old_metadata_finds_what_is_confirmed_now() -> None:
-    """RD1: as a replica of the store that lags behind may tell it."""
+def test_reader_with_stale_metadata_finds_the_current_lac() -> None:
+    """RD1: a lagging replica of the metadata store may return stale metadata."""
 
     async def act(on: Stage) -> None:
         stale = await on.create(E3, (0, "b0 b1 b2"))
@@ -373,12 +373,12 @@ def test_reader_with_old_metadata_finds_what_is_confirmed_now() -> None:
     stage(act, bookies=[f"b{i}" for i in range(6)])
 
 
-# --- Following ----------------------------------------------------------------------------------
+# --- Tailing ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("is_extended", [True, False], ids=["ours", "BookKeeper"])
-def test_a_poll_brings_all_that_was_confirmed_meanwhile(is_extended: bool) -> None:
-    """RD3, too: a flaw in what it brings along costs a read, and nothing else."""
+def test_long_poll_returns_all_newly_confirmed_entries(is_extended: bool) -> None:
+    """RD3: a damaged following entry costs one more read."""
 
     async def act(on: Stage) -> None:
         await on.create(E3, (0, "b0 b1 b2"))
@@ -397,7 +397,7 @@ def test_a_poll_brings_all_that_was_confirmed_meanwhile(is_extended: bool) -> No
                     runs.append([entry.entry_id for entry in news.entries])
 
         async def put(last: int) -> None:
-            """All at once, and by then it is waiting."""
+            """Put all entries at once while the follower is waiting."""
             following = asyncio.create_task(follow_to(last - 1))
             await asyncio.sleep(0.05)
             for keeper in on.keepers("b0 b1 b2"):
@@ -420,7 +420,7 @@ def test_a_poll_brings_all_that_was_confirmed_meanwhile(is_extended: bool) -> No
 
 
 @pytest.mark.parametrize("quorum", [E3, STRIPED], ids=str)
-def test_a_tail_sees_every_entry_and_the_end(quorum: Quorum) -> None:
+def test_tail_returns_every_entry_and_ends_at_the_close(quorum: Quorum) -> None:
     """RD4."""
     names = [f"b{i}" for i in range(quorum.ensemble)]
     ensemble = tuple(map(BookieId, names))
@@ -452,8 +452,8 @@ def test_a_tail_sees_every_entry_and_the_end(quorum: Quorum) -> None:
 
 
 @pytest.mark.parametrize("entries", [1, 2])
-def test_a_tail_of_a_short_ledger_waits_and_does_not_spin(entries: int) -> None:
-    """RD4: a LAC of 0 is one, and so is none."""
+def test_tail_of_a_short_ledger_does_not_spin(entries: int) -> None:
+    """RD4: with a LAC of 0 and with no LAC at all."""
 
     async def act(on: Stage) -> None:
         await on.create(E3, (0, "b0 b1 b2"))
@@ -470,7 +470,7 @@ def test_a_tail_of_a_short_ledger_waits_and_does_not_spin(entries: int) -> None:
     stage(act)
 
 
-def test_a_tail_of_a_ledger_that_nobody_has_heard_of_does_not_spin() -> None:
+def test_tail_of_a_ledger_without_entries_does_not_spin() -> None:
     """RD4."""
 
     async def act(on: Stage) -> None:
@@ -479,7 +479,7 @@ def test_a_tail_of_a_ledger_that_nobody_has_heard_of_does_not_spin() -> None:
         following = asyncio.create_task(ids_of(reader.tail()))
         await asyncio.sleep(10)
         assert sum(len(keeper.heard) for keeper in on.keepers("b0 b1 b2")) < 200
-        for keeper in on.keepers("b2 b1"):  # The third one never hears of it.
+        for keeper in on.keepers("b2 b1"):  # `b0` never gets the ledger.
             keeper.put(range(20))
         await asyncio.sleep(1)
         await on.close_at(19)
@@ -489,7 +489,7 @@ def test_a_tail_of_a_ledger_that_nobody_has_heard_of_does_not_spin() -> None:
     stage(act)
 
 
-def test_a_tail_moves_on_when_a_bookie_hangs() -> None:
+def test_tail_is_not_delayed_by_a_hung_bookie() -> None:
     """RD4."""
 
     async def act(on: Stage) -> None:
@@ -520,13 +520,13 @@ def test_a_tail_moves_on_when_a_bookie_hangs() -> None:
         await on.close_at(59)
         assert await following == list(range(60))
         late_s = [seen_at[e] - written_at[e + 1] for e in range(59)]
-        assert max(late_s) < 0.3, "it does not wait for the one that hangs"
+        assert max(late_s) < 0.3, "the tail does not wait for the hung bookie"
         await reader.close()
 
     stage(act)
 
 
-def test_a_tail_follows_the_writer_to_other_bookies() -> None:
+def test_tail_follows_the_writer_to_a_new_ensemble() -> None:
     """RD4."""
 
     async def act(on: Stage) -> None:
@@ -548,8 +548,8 @@ def test_a_tail_follows_the_writer_to_other_bookies() -> None:
     stage(act, bookies=[f"b{i}" for i in range(6)])
 
 
-def test_a_follower_says_that_it_is_alive() -> None:
-    """RD4: on a quiet ledger, too, and what keeps it."""
+def test_idle_follower_reports_regularly() -> None:
+    """RD4: on a quiet ledger, too."""
 
     async def act(on: Stage) -> None:
         await on.create(E3, (0, "b0 b1 b2"))
@@ -569,8 +569,8 @@ def test_a_follower_says_that_it_is_alive() -> None:
     stage(act)
 
 
-def test_a_tail_that_hears_nobody_raises() -> None:
-    """RD4: it never stops in silence."""
+def test_tail_raises_when_all_bookies_hang() -> None:
+    """RD4: a tail must not stop silently."""
 
     async def act(on: Stage) -> None:
         await on.create(E3, (0, "b0 b1 b2"))
@@ -585,7 +585,7 @@ def test_a_tail_that_hears_nobody_raises() -> None:
     stage(act)
 
 
-def test_a_tail_learns_that_its_ledger_was_deleted() -> None:
+def test_tail_raises_when_its_ledger_is_deleted() -> None:
     """RD4."""
 
     async def act(on: Stage) -> None:
@@ -601,7 +601,7 @@ def test_a_tail_learns_that_its_ledger_was_deleted() -> None:
     stage(act)
 
 
-def test_a_cancelled_wait_loses_nothing() -> None:
+def test_cancelled_waits_of_a_tail_lose_no_entries() -> None:
     """RD4."""
 
     async def act(on: Stage) -> None:
@@ -626,7 +626,7 @@ def test_a_cancelled_wait_loses_nothing() -> None:
     stage(act)
 
 
-def test_closing_the_reader_ends_its_tail() -> None:
+def test_closing_the_reader_fails_its_tail() -> None:
     async def act(on: Stage) -> None:
         await on.create(E3, (0, "b0 b1 b2"))
         reader = await on.open()
@@ -639,7 +639,7 @@ def test_closing_the_reader_ends_its_tail() -> None:
     stage(act)
 
 
-def test_a_follower_can_be_closed_from_elsewhere() -> None:
+def test_tail_ends_when_closed_by_another_task() -> None:
     async def act(on: Stage) -> None:
         await on.create(E3, (0, "b0 b1 b2"))
         reader = await on.open()

@@ -1,4 +1,4 @@
-"""Recovery over the wire: what it decides, what it leaves behind, whom it does not believe."""
+"""Recovery over the wire: what it decides, what it writes, and which replies it distrusts."""
 
 import asyncio
 from dataclasses import replace
@@ -31,7 +31,7 @@ E3 = Quorum(ensemble=3, write=3, ack=2)
 B0, B1, B2, B3 = (BookieId(f"b{i}") for i in range(4))
 
 
-def test_an_empty_ledger_is_closed_empty() -> None:
+def test_empty_ledger_is_closed_empty() -> None:
     async def act(on: Stage) -> None:
         await on.create(E3, (0, "b0 b1 b2"))
         closed = await on.recover()
@@ -42,8 +42,8 @@ def test_an_empty_ledger_is_closed_empty() -> None:
     stage(act)
 
 
-def test_what_two_of_three_have_is_kept() -> None:
-    """FR2, FR5: and the third gets its copies."""
+def test_recovery_keeps_entries_with_two_of_three_copies() -> None:
+    """FR2, FR5: the third bookie gets the missing copies."""
 
     async def act(on: Stage) -> None:
         await on.create(E3, (0, "b0 b1 b2"))
@@ -60,8 +60,8 @@ def test_what_two_of_three_have_is_kept() -> None:
 
 @pytest.mark.parametrize("batches", [False, True], ids=["singles", "batches"])
 @pytest.mark.parametrize("quorum", [E3, Quorum(5, 3, 2), Quorum(4, 2, 2)], ids=str)
-def test_a_long_tail_is_recovered_whole(quorum: Quorum, batches: bool) -> None:
-    """FR2: striped or not, by runs or one by one."""
+def test_long_unconfirmed_tail_is_fully_recovered(quorum: Quorum, batches: bool) -> None:
+    """FR2: striped or not, with batch reads or single reads."""
     names = [f"b{i}" for i in range(quorum.ensemble)]
     ensemble = tuple(map(BookieId, names))
 
@@ -82,7 +82,7 @@ def test_a_long_tail_is_recovered_whole(quorum: Quorum, batches: bool) -> None:
     stage(act, bookies=names)
 
 
-def test_what_the_writer_told_when_it_rested_is_not_written_again() -> None:
+def test_entries_up_to_the_explicit_lac_are_not_written_back() -> None:
     async def act(on: Stage) -> None:
         await on.create(E3, (0, "b0 b1 b2"))
         for keeper in on.keepers("b0 b1 b2"):
@@ -96,14 +96,14 @@ def test_what_the_writer_told_when_it_rested_is_not_written_again() -> None:
     stage(act)
 
 
-def test_an_entry_that_the_fence_brings_is_not_asked_for() -> None:
-    """FR2: its answer is a valid copy like any other, and is written back as it came."""
+def test_last_entry_from_the_fence_reply_is_not_read_again() -> None:
+    """FR2: the fence reply holds a valid copy, which is written back."""
 
     async def act(on: Stage) -> None:
         await on.create(E3, (0, "b0 b1 b2"))
         on["b0"].put(range(5))
         on["b1"].put(range(4))
-        on["b2"].delay_s = 0.01  # The other two are enough.
+        on["b2"].delay_s = 0.01  # Two of three fences suffice.
         closed = await on.recover()
         assert closed.last_entry == 4
         for keeper in on.keepers("b0 b1 b2"):
@@ -114,8 +114,8 @@ def test_an_entry_that_the_fence_brings_is_not_asked_for() -> None:
     stage(act)
 
 
-def test_the_fence_alone_proves_the_end_where_bookies_word_is_good() -> None:
-    """FR3: one round of questions."""
+def test_fence_replies_alone_prove_the_end_on_extended_bookies() -> None:
+    """FR3: one round of requests."""
 
     async def act(on: Stage) -> None:
         on.announce_batches("b0", "b1", "b2")
@@ -132,14 +132,14 @@ def test_the_fence_alone_proves_the_end_where_bookies_word_is_good() -> None:
             assert [r.entry_id for r in keeper.heard if isinstance(r, EntryRead)] == [NO_ENTRY]
             assert not keeper.added
         took_s = asyncio.get_running_loop().time() - began_s
-        assert took_s < FAST.recovery_patience_s / 8, "as soon as all have been heard"
+        assert took_s < FAST.recovery_patience_s / 8, "recovery ends as soon as all have replied"
 
     stage(act)
 
 
 @pytest.mark.parametrize("delay_s", [0.01, 2 * FAST.recovery_patience_s / 3], ids=["soon", "late"])
-def test_a_fence_that_is_answered_late_may_bring_the_only_copy(delay_s: float) -> None:
-    """FR2: two have named a lower one as their last."""
+def test_late_fence_reply_with_the_only_copy_is_used(delay_s: float) -> None:
+    """FR2: the other two bookies have reported a lower last entry."""
 
     async def act(on: Stage) -> None:
         on.announce_batches("b0", "b1", "b2")
@@ -155,8 +155,8 @@ def test_a_fence_that_is_answered_late_may_bring_the_only_copy(delay_s: float) -
     stage(act)
 
 
-def test_doubt_about_the_last_entry_is_no_word_for_it() -> None:
-    """FR3: one has nothing, one cannot tell, and one is not there."""
+def test_unknown_last_entries_do_not_prove_the_end() -> None:
+    """FR3: one bookie has nothing, and two do not know."""
 
     async def act(on: Stage) -> None:
         on.announce_batches("b0", "b1", "b2")
@@ -169,8 +169,8 @@ def test_doubt_about_the_last_entry_is_no_word_for_it() -> None:
     stage(act)
 
 
-def test_who_does_not_answer_the_fence_is_asked_for_the_entry() -> None:
-    """FR3: it is heard if it can be."""
+def test_bookie_ignoring_the_fence_is_asked_for_the_entry() -> None:
+    """FR3: recovery uses the copy of a bookie that answers only plain reads."""
 
     async def act(on: Stage) -> None:
         on.announce_batches("b0", "b1", "b2")
@@ -183,9 +183,9 @@ def test_who_does_not_answer_the_fence_is_asked_for_the_entry() -> None:
     stage(act)
 
 
-def test_every_question_fences() -> None:
-    """FR1, as #2614 showed: an entry that is at one bookie less than an ack quorum must not reach the
-    last one after that has said that it has none.
+def test_every_read_of_recovery_fences() -> None:
+    """FR1, #2614: an entry one copy short of an ack quorum must not reach the last bookie after
+    that bookie has replied that it lacks the entry.
     """
 
     async def act(on: Stage) -> None:
@@ -194,7 +194,7 @@ def test_every_question_fences() -> None:
         on["b0"].put(range(20), lac=5)
         on["b1"].put(range(7))
         on["b2"].put(range(7))
-        on["b2"].delay_s = 0.05  # Its fence is not waited for.
+        on["b2"].delay_s = 0.05  # Recovery does not wait for its fence.
         await on.recover()
         for keeper in on.keepers("b0 b1 b2"):
             for request in keeper.heard:
@@ -204,9 +204,9 @@ def test_every_question_fences() -> None:
     stage(act)
 
 
-def test_a_bookie_is_fenced_before_its_negative_counts() -> None:
-    """FR1, #2614: the entry has one copy; the writer's add for the second one is still on its way to
-    a bookie that the first round of fences did not reach.
+def test_bookie_is_fenced_before_its_negative_counts() -> None:
+    """FR1, #2614: the entry has one copy; the add of the second is still on its way to a bookie
+    that the first round of fences did not reach.
     """
 
     async def act(on: Stage) -> None:
@@ -216,13 +216,13 @@ def test_a_bookie_is_fenced_before_its_negative_counts() -> None:
         on["b2"].ignores = lambda r: isinstance(r, EntryRead) and r.entry_id == NO_ENTRY
         closed = await on.recover()
         assert closed.last_entry == -1
-        assert on["b2"].is_fenced, "or else the entry is acknowledged now, and lost"
+        assert on["b2"].is_fenced, "otherwise the entry is acknowledged now, and lost"
 
     stage(act)
 
 
-def test_earlier_fragments_are_taken_as_confirmed() -> None:
-    """FR1, #2615: a LAC below the last fragment's beginning is raised to it."""
+def test_entries_of_earlier_fragments_count_as_confirmed() -> None:
+    """FR1, #2615: a LAC below the last fragment is raised to its beginning."""
 
     async def act(on: Stage) -> None:
         await on.create(E3, (0, "b0 b1 b2"), (10, "b0 b1 b3"))
@@ -242,7 +242,7 @@ def test_earlier_fragments_are_taken_as_confirmed() -> None:
     stage(act, bookies=("b0", "b1", "b2", "b3"))
 
 
-def test_the_length_is_known_without_anything_to_recover() -> None:
+def test_ledger_length_is_read_when_the_last_fragment_is_empty() -> None:
     async def act(on: Stage) -> None:
         await on.create(E3, (0, "b0 b1 b2"), (10, "b0 b1 b3"))
         for keeper in on.keepers("b0 b1 b2"):
@@ -254,8 +254,8 @@ def test_the_length_is_known_without_anything_to_recover() -> None:
 
 
 @pytest.mark.parametrize("error", [EntryStateUnknown, BookieFailed], ids=lambda each: each.__name__)
-def test_what_is_no_answer_is_no_negative(error: type[RollbookError]) -> None:
-    """FR3: one negative and two that do not know prove nothing; the ledger stays in recovery."""
+def test_error_replies_do_not_count_as_negatives(error: type[RollbookError]) -> None:
+    """FR3: one negative and two errors prove nothing; the ledger stays in recovery."""
 
     async def act(on: Stage) -> None:
         await on.create(E3, (0, "b0 b1 b2"))
@@ -274,7 +274,7 @@ def test_what_is_no_answer_is_no_negative(error: type[RollbookError]) -> None:
     stage(act)
 
 
-def test_damaged_bytes_are_no_negative() -> None:
+def test_damaged_copies_do_not_count_as_negatives() -> None:
     """FR3."""
 
     async def act(on: Stage) -> None:
@@ -282,15 +282,15 @@ def test_damaged_bytes_are_no_negative() -> None:
         for keeper in on.keepers("b0 b1 b2"):
             keeper.put(range(5))
         for name in ("b1", "b2"):
-            on[name].entries[5] = on["b0"].entries[4]  # Somebody else's, digest and all.
+            on[name].entries[5] = on["b0"].entries[4]  # Another entry's bytes with a valid digest.
         with raises_message(RecoveryIncomplete):
             await on.recover()
 
     stage(act)
 
 
-def test_wiped_bookies_cannot_be_fenced_into_a_quorum() -> None:
-    """FR1: their silence is no answer."""
+def test_wiped_bookies_do_not_count_towards_the_fence_quorum() -> None:
+    """FR1: ENTRY_STATE_UNKNOWN is not a successful fence."""
 
     async def act(on: Stage) -> None:
         await on.create(E3, (0, "b0 b1 b2"))
@@ -304,7 +304,7 @@ def test_wiped_bookies_cannot_be_fenced_into_a_quorum() -> None:
     stage(act)
 
 
-def test_one_hung_bookie_does_not_block() -> None:
+def test_one_hung_bookie_does_not_block_recovery() -> None:
     """FR3, #1067."""
 
     async def act(on: Stage) -> None:
@@ -320,8 +320,8 @@ def test_one_hung_bookie_does_not_block() -> None:
     stage(act)
 
 
-def test_the_last_one_heard_may_have_the_only_copy() -> None:
-    """FR2: two negatives would be enough, and the third is on its way."""
+def test_only_copy_on_the_slowest_bookie_is_recovered() -> None:
+    """FR2: two negatives would suffice, but the third reply is still on its way."""
 
     async def act(on: Stage) -> None:
         await on.create(E3, (0, "b0 b1 b2"))
@@ -333,8 +333,8 @@ def test_the_last_one_heard_may_have_the_only_copy() -> None:
     stage(act)
 
 
-def test_write_backs_carry_the_lac_of_the_beginning() -> None:
-    """FR4: so that a recovery that dies leaves no LAC behind that metadata does not vouch for."""
+def test_write_backs_carry_the_lac_found_at_the_start() -> None:
+    """FR4: so that a failed recovery leaves no LAC on bookies that metadata does not cover."""
 
     async def act(on: Stage) -> None:
         await on.create(E3, (0, "b0 b1 b2"))
@@ -349,13 +349,13 @@ def test_write_backs_carry_the_lac_of_the_beginning() -> None:
     stage(act)
 
 
-def test_a_recovery_that_dies_changes_nothing_that_a_later_one_goes_by(
+def test_failed_recovery_does_not_mislead_a_later_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """FR4, FR6: the schedule in which a reader saw an entry that later was gone.
+    """FR4, FR6: the schedule in which a reader saw an entry that was lost later.
 
-    The first recovery replaces two bookies in memory, writes back and dies; a third bookie, which
-    metadata names, has the entry then. It must not tell a LAC that covers it.
+    The first recovery replaces two bookies in memory, writes back and fails. A third bookie, named
+    by metadata, then has the entry. It must not report a LAC that covers the entry.
     """
 
     async def act(on: Stage) -> None:
@@ -380,9 +380,11 @@ def test_a_recovery_that_dies_changes_nothing_that_a_later_one_goes_by(
         monkeypatch.undo()
         assert on["b2"].entries.keys() == on["b3"].entries.keys() == {0, 1}
         metadata = await on.read_metadata()
-        assert metadata.fragments == on.stored.metadata.fragments, "only CLOSED shows them"
+        assert metadata.fragments == on.stored.metadata.fragments, (
+            "only the close publishes replacements"
+        )
         assert on["b4"].lac == -1
-        # Its disk dies; the others never had the entries.
+        # The disk of b4 fails; b0 and b1 never had the entries.
         on["b4"].entries.clear()
         on["b0"].add_error = on["b1"].add_error = None
         closed = await on.recover()
@@ -391,7 +393,7 @@ def test_a_recovery_that_dies_changes_nothing_that_a_later_one_goes_by(
     stage(act, bookies=("b0", "b1", "b2", "b3", "b4"))
 
 
-def test_replaced_bookies_show_with_the_close() -> None:
+def test_replaced_bookies_appear_in_metadata_at_the_close() -> None:
     """FR6."""
 
     async def act(on: Stage) -> None:
@@ -405,8 +407,8 @@ def test_replaced_bookies_show_with_the_close() -> None:
     stage(act, bookies=("b0", "b1", "b2", "b3"))
 
 
-def test_negatives_come_from_the_frozen_ensemble_alone() -> None:
-    """FR3: a replacement bookie never had the tail, so its "no" is nothing to go by."""
+def test_replacement_bookies_are_not_asked_for_negatives() -> None:
+    """FR3: a replacement bookie never had the tail, so its negatives prove nothing."""
 
     async def act(on: Stage) -> None:
         await on.create(E3, (0, "b0 b1 b2"))
@@ -418,7 +420,7 @@ def test_negatives_come_from_the_frozen_ensemble_alone() -> None:
     stage(act, bookies=("b0", "b1", "b2", "b3"))
 
 
-def test_somebody_elses_close_is_taken() -> None:
+def test_concurrent_close_is_adopted() -> None:
     """FR7."""
 
     async def act(on: Stage) -> None:
@@ -436,8 +438,8 @@ def test_somebody_elses_close_is_taken() -> None:
     stage(act)
 
 
-def test_changed_fragments_begin_it_anew() -> None:
-    """FR7: it never closes on what it learnt of bookies that are named no more."""
+def test_changed_fragments_restart_recovery() -> None:
+    """FR7: recovery never closes on replies of bookies that metadata no longer names."""
 
     async def act(on: Stage) -> None:
         stored = await on.create(E3, (0, "b0 b1 b2"))
@@ -457,8 +459,8 @@ def test_changed_fragments_begin_it_anew() -> None:
     stage(act, bookies=("b0", "b1", "b2", "b3"))
 
 
-def test_the_writer_may_move_until_recovery_has_begun() -> None:
-    """FR1: the race for the first change of metadata is run again."""
+def test_recovery_with_stale_metadata_uses_the_writers_ensemble() -> None:
+    """FR1: recovery reloads metadata when its first update conflicts."""
 
     async def act(on: Stage) -> None:
         stale = await on.create(E3, (0, "b0 b1 b2"))
@@ -467,14 +469,14 @@ def test_the_writer_may_move_until_recovery_has_begun() -> None:
         for keeper in on.keepers("b0 b1"):
             keeper.put(range(3))
         on["b3"].put([2])
-        closed = await on.recover()  # From the stale one.
+        closed = await on.recover()  # Starts from stale metadata.
         assert closed.last_entry == 2
         assert len(closed.fragments) == 2
 
     stage(act, bookies=("b0", "b1", "b2", "b3"))
 
 
-def test_a_wrong_password_is_told() -> None:
+def test_recovery_with_a_wrong_password_raises_unauthorized() -> None:
     async def act(on: Stage) -> None:
         await on.create(E3, (0, "b0 b1 b2"))
         for keeper in on.keepers("b0 b1 b2"):
@@ -485,7 +487,7 @@ def test_a_wrong_password_is_told() -> None:
     stage(act)
 
 
-def test_it_speaks_version_2_as_well() -> None:
+def test_recovery_works_over_protocol_version_2() -> None:
     async def act(on: Stage) -> None:
         await on.create(E3, (0, "b0 b1 b2"))
         on["b0"].put(range(100), lac=-1)
@@ -496,7 +498,7 @@ def test_it_speaks_version_2_as_well() -> None:
     stage(act, config=replace(FAST, protocol_version=2))
 
 
-def test_entries_larger_than_the_window_come_one_by_one() -> None:
+def test_entries_larger_than_the_window_are_recovered() -> None:
     async def act(on: Stage) -> None:
         await on.create(E3, (0, "b0 b1 b2"))
         on["b0"].put(range(10), lac=-1)
@@ -505,8 +507,8 @@ def test_entries_larger_than_the_window_come_one_by_one() -> None:
     stage(act, config=replace(FAST, recovery_window_bytes=1))
 
 
-def test_a_busy_bookie_is_offered_the_same_again() -> None:
-    """FR5: later, and nothing else."""
+def test_write_back_to_an_overloaded_bookie_is_retried() -> None:
+    """FR5: an overloaded bookie is not replaced."""
 
     async def act(on: Stage) -> None:
         await on.create(E3, (0, "b0 b1 b2"))
@@ -520,7 +522,7 @@ def test_a_busy_bookie_is_offered_the_same_again() -> None:
     stage(act, bookies=("b0", "b1", "b2", "b3"))
 
 
-def test_a_broken_line_is_no_broken_bookie() -> None:
+def test_broken_connection_does_not_replace_the_bookie() -> None:
     """FR5."""
 
     async def act(on: Stage) -> None:
@@ -537,8 +539,8 @@ def test_a_broken_line_is_no_broken_bookie() -> None:
     stage(act, bookies=("b0", "b1", "b2", "b3"))
 
 
-def test_an_entry_that_tells_of_itself_is_not_believed() -> None:
-    """FR1: without a digest nonsense would end the ledger anywhere."""
+def test_entry_claiming_to_be_confirmed_itself_is_not_believed() -> None:
+    """FR1: otherwise an invalid LAC could end the ledger anywhere."""
 
     async def act(on: Stage) -> None:
         await on.create(E3, (0, "b0 b1 b2"))
@@ -550,8 +552,8 @@ def test_an_entry_that_tells_of_itself_is_not_believed() -> None:
     stage(act)
 
 
-def test_bookies_that_are_being_started_are_waited_for() -> None:
-    """FR1: until the deadline, whether others of them hang or not."""
+def test_recovery_waits_for_starting_bookies() -> None:
+    """FR1: until the deadline, although another bookie hangs."""
 
     async def act(on: Stage) -> None:
         await on.create(E3, (0, "b0 b1 b2"))
@@ -566,7 +568,7 @@ def test_bookies_that_are_being_started_are_waited_for() -> None:
     stage(act, bookies=["b0"])
 
 
-def test_two_recoveries_agree() -> None:
+def test_concurrent_recoveries_agree() -> None:
     """FR7."""
 
     async def act(on: Stage) -> None:
@@ -580,8 +582,8 @@ def test_two_recoveries_agree() -> None:
     stage(act)
 
 
-def test_a_fence_stops_the_writer_and_leaves_the_ledger_in_recovery() -> None:
-    """FR1: before a ledger is deleted."""
+def test_fence_leaves_the_ledger_in_recovery() -> None:
+    """FR1: `delete` fences a ledger this way first."""
 
     async def act(on: Stage) -> None:
         stored = await on.create(E3, (0, "b0 b1 b2"))
@@ -594,8 +596,8 @@ def test_a_fence_stops_the_writer_and_leaves_the_ledger_in_recovery() -> None:
     stage(act)
 
 
-def test_too_few_bookies_to_write_back_to_is_no_end() -> None:
-    """FR5: an entry on one bookie only is not closed over."""
+def test_ledger_stays_in_recovery_without_write_back_quorum() -> None:
+    """FR5: the close must not include an entry with only one copy."""
 
     async def act(on: Stage) -> None:
         await on.create(E3, (0, "b0 b1 b2"))
@@ -609,9 +611,9 @@ def test_too_few_bookies_to_write_back_to_is_no_end() -> None:
     stage(act)
 
 
-def test_an_entry_that_cannot_be_written_back_leaves_no_channel_behind() -> None:
-    """CN3: neither if that shows in the very first, which the fence brings. A channel that is forgotten
-    would be connected again and again.
+def test_failed_write_back_closes_its_channels() -> None:
+    """CN3: also if the first entry fails, which the fence reply brings. A forgotten channel would
+    reconnect forever.
     """
     config = replace(FAST, frame_bytes_max=2000)
     opened: list[AddChannel] = []
@@ -626,9 +628,9 @@ def test_an_entry_that_cannot_be_written_back_leaves_no_channel_behind() -> None
 
         bookies.add_channel = note  # type: ignore[method-assign]  # A spy.
         await on.create(E3, (0, "b0 b1 b2"))
-        # It was added by somebody with a larger limit, and can just be read.
+        # A writer with a larger frame limit added it; it can be read but not written back.
         on["b0"].entries[0] = pack_entry(DIGEST, EntryId(0), NO_ENTRY, 1800, bytes(1800))
-        on["b2"].delay_s = 0.01  # So that the fence brings it.
+        on["b2"].delay_s = 0.01  # The fence reply of b0 then brings the entry.
         with pytest.raises(EntryTooLarge):
             await on.recover()
         assert len(opened) == 3

@@ -1,4 +1,4 @@
-"""What leaves a connection, and in which order."""
+"""What a connection sends, and in which order."""
 
 import random
 import struct
@@ -27,7 +27,7 @@ def frame(size: int, mark: int) -> bytes:
     return struct.pack(">I", size) + bytes((mark % 256,)) * size
 
 
-def test_small_ones_leave_together_urgent_ones_first() -> None:
+def test_small_messages_share_a_chunk_urgent_ones_first() -> None:
     outbox = SendQueue()
     for text in (b"a", b"b"):
         outbox.put(Letter(text), is_urgent=False)
@@ -37,7 +37,7 @@ def test_small_ones_leave_together_urgent_ones_first() -> None:
     assert outbox.is_empty
 
 
-def test_what_has_begun_is_finished_before_what_is_urgent() -> None:
+def test_partly_sent_message_is_finished_before_urgent_ones() -> None:
     outbox = SendQueue()
     large = bytes(CHUNK_BYTES_MAX) + b"end"
     outbox.put(Letter(large), is_urgent=False)
@@ -47,7 +47,7 @@ def test_what_has_begun_is_finished_before_what_is_urgent() -> None:
     assert chunks(outbox) == [b"end!"]
 
 
-def test_what_is_removed_or_no_longer_wanted_is_passed_over() -> None:
+def test_removed_and_empty_messages_are_skipped() -> None:
     outbox = SendQueue()
     gone, empty, kept = Letter(b"gone"), Letter(b""), Letter(b"kept")
     for each in (gone, empty, kept):

@@ -1,4 +1,4 @@
-"""The face for programs without a loop, against real bookies in a thread of the test's own."""
+"""The synchronous client, with a cluster of real bookies."""
 
 import asyncio
 import gc
@@ -24,7 +24,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield ProcessCluster(children, tmp_path_factory.mktemp("cluster")).url
 
 
-def test_the_whole_life_of_a_ledger(url: str) -> None:
+def test_ledger_lifecycle_from_create_to_delete(url: str) -> None:
     with sync.connect(url) as ledgers:
         with ledgers.create(password=b"secret", custom={"a": b"b"}) as writer:
             assert writer.append(b"first") == 0
@@ -43,13 +43,13 @@ def test_the_whole_life_of_a_ledger(url: str) -> None:
             assert sum(1 for _ in reader.read()) == 3001
             for entry in reader.read():
                 if entry.entry_id == 10:
-                    break  # The rest is dropped.
+                    break  # The iterator is dropped early.
         ledgers.delete(writer.ledger_id)
         with pytest.raises(NoSuchLedger):
             ledgers.open(writer.ledger_id)
 
 
-def test_what_a_writer_left_is_recovered(url: str) -> None:
+def test_recovery_keeps_entries_of_an_unclosed_writer(url: str) -> None:
     with sync.connect(url) as ledgers:
         writer = ledgers.create()
         writer.append_many([b"x"] * 10)
@@ -57,7 +57,7 @@ def test_what_a_writer_left_is_recovered(url: str) -> None:
         assert reader.last_add_confirmed == 9
 
 
-def test_pieces_fit_any_window(url: str) -> None:
+def test_append_many_is_split_to_fit_the_window(url: str) -> None:
     small = replace(ClientConfig(), writer_window_entries=7, writer_window_bytes=4096)
     with sync.connect(url, small) as ledgers, ledgers.create() as writer:
         assert writer.append_many([bytes(600)] * 100) == list(range(100))
@@ -78,7 +78,7 @@ def test_threads_may_share_a_client(url: str) -> None:
         assert sorted(ids) == list(range(80))
 
 
-def test_nothing_stays_when_it_is_closed(url: str) -> None:
+def test_closing_the_client_leaves_no_threads(url: str) -> None:
     before = threading.active_count()
     ledgers = sync.connect(url)
     ledgers.create().append(b"x")
@@ -87,7 +87,7 @@ def test_nothing_stays_when_it_is_closed(url: str) -> None:
     assert threading.active_count() <= before
 
 
-def test_an_iteration_may_outlive_its_client(url: str) -> None:
+def test_iterators_may_be_dropped_after_the_client_closes(url: str) -> None:
     with sync.connect(url) as ledgers, ledgers.create() as writer:
         writer.append(b"x")
         reader = ledgers.open(writer.ledger_id)
@@ -99,7 +99,7 @@ def test_an_iteration_may_outlive_its_client(url: str) -> None:
         reader.read_last_confirmed()
 
 
-def test_a_loop_thread_cancels_what_is_left() -> None:
+def test_closing_a_loop_thread_cancels_its_tasks() -> None:
     thread = LoopThread("test")
     ended = threading.Event()
     left: list[asyncio.Task[None]] = []

@@ -8,26 +8,26 @@ import pytest
 from rollbook.ledger.tick_flush import TickFlush
 
 
-async def test_everything_is_handed_out_in_one_loop_round_before_any_write() -> None:
+async def test_all_hand_outs_run_before_any_write() -> None:
     turn, done = TickFlush(), list[str]()
     turn.write_out(partial(done.append, "written"))
     turn.hand_out(partial(done.append, "handed out"))
     turn.hand_out(partial(done.append, "handed out by another"))
-    assert not done, "the turn goes on"
+    assert not done, "the turn has not ended"
     await asyncio.sleep(0)
     assert done == ["handed out", "handed out by another", "written"]
     await asyncio.sleep(0)
     assert len(done) == 3
 
 
-async def test_what_is_handed_out_is_written_in_the_same_turn() -> None:
+async def test_writes_queued_by_a_hand_out_run_in_the_same_turn() -> None:
     turn, done = TickFlush(), list[str]()
     turn.hand_out(lambda: turn.write_out(partial(done.append, "written")))
     await asyncio.sleep(0)
     assert done == ["written"]
 
 
-async def test_what_comes_up_while_a_turn_ends_is_of_the_next_one() -> None:
+async def test_calls_queued_by_their_own_stage_run_next_turn() -> None:
     turn, done = TickFlush(), list[str]()
     turn.hand_out(lambda: turn.hand_out(partial(done.append, "handed out")))
     turn.write_out(lambda: turn.write_out(partial(done.append, "written")))
@@ -37,7 +37,7 @@ async def test_what_comes_up_while_a_turn_ends_is_of_the_next_one() -> None:
     assert done == ["handed out", "written"]
 
 
-async def test_a_writer_that_is_broken_keeps_no_other_from_writing() -> None:
+async def test_failing_callback_does_not_stop_the_others() -> None:
     told: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
     turn, done = TickFlush(), list[str]()
@@ -52,14 +52,14 @@ async def test_a_writer_that_is_broken_keeps_no_other_from_writing() -> None:
     await asyncio.sleep(0)
     assert done == ["handed out", "written"]
     assert [type(each["exception"]) for each in told] == [ZeroDivisionError] * 2
-    assert all(repr(fail) in each["message"] for each in told), "whose it was"
+    assert all(repr(fail) in each["message"] for each in told), "the message names the callback"
     turn.write_out(partial(done.append, "written later"))
     await asyncio.sleep(0)
     assert done[-1] == "written later"
 
 
-def test_an_interrupt_costs_no_step_but_the_one_that_it_hit() -> None:
-    """In a notebook the same loop goes on behind it."""
+def test_interrupt_loses_only_the_interrupted_callback() -> None:
+    """In a notebook the same loop continues after an interrupt."""
     done = list[str]()
 
     def interrupt() -> None:
@@ -96,7 +96,7 @@ def test_an_interrupt_costs_no_step_but_the_one_that_it_hit() -> None:
     ]
 
 
-async def test_tick_flush_knows_whether_several_hand_out() -> None:
+async def test_is_shared_is_true_only_with_several_hand_outs() -> None:
     turn, shared = TickFlush(), list[bool]()
 
     def hand_out() -> None:

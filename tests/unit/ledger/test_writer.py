@@ -1,4 +1,4 @@
-"""The writer among bookies that behave and bookies that do not, in virtual time."""
+"""The writer with well-behaved and misbehaving bookies, in virtual time."""
 
 import asyncio
 import re
@@ -68,13 +68,13 @@ def hang(scene: WriterScene, *names: str) -> None:
 
 
 @pytest.mark.parametrize("writers", [1, 3])
-def test_what_is_appended_in_one_turn_leaves_at_its_end_as_one_chunk(writers: int) -> None:
-    """A chunk costs a bookie a sync, and one more round of the loop is time that all of them wait."""
+def test_appends_of_several_writers_in_one_turn_form_one_chunk(writers: int) -> None:
+    """Each chunk costs the bookie a sync, and one more loop turn would delay all appends."""
 
     async def story(scene: WriterScene) -> None:
         others = [scene.open(LedgerId(100 + number)) for number in range(writers - 1)]
         everybody = [scene.writer, *others]
-        for _ in range(2):  # The first time connections are opened.
+        for _ in range(2):  # The first round opens the connections.
             for peer in scene.bookie("b1").peers:
                 peer.adds.clear()
             pending = [writer.append(b"x") for writer in everybody]
@@ -96,7 +96,7 @@ def test_what_is_appended_in_one_turn_leaves_at_its_end_as_one_chunk(writers: in
 
 
 @pytest.mark.parametrize("config", [ClientConfig(), V2], ids=["v3", "v2"])
-def test_entries_are_confirmed_in_order_and_close_names_the_last_one(
+def test_entries_confirm_in_order_and_close_records_the_last(
     config: ClientConfig,
 ) -> None:
     """WR1."""
@@ -116,7 +116,7 @@ def test_entries_are_confirmed_in_order_and_close_names_the_last_one(
     play_writer(story, config=config)
 
 
-def test_an_empty_ledger_is_closed_before_its_first_entry() -> None:
+def test_empty_ledger_is_closed_without_entries() -> None:
     async def story(scene: WriterScene) -> None:
         async with scene.writer:
             pass
@@ -127,8 +127,8 @@ def test_an_empty_ledger_is_closed_before_its_first_entry() -> None:
     play_writer(story)
 
 
-def test_entries_are_striped() -> None:
-    """Q1 and WR1: member `i` of four gets entries `i` and `i - 1` modulo four, and no others."""
+def test_entries_are_striped_over_the_ensemble() -> None:
+    """Q1, WR1: slot `i` of four gets entries `i` and `i - 1` modulo four only."""
 
     async def story(scene: WriterScene) -> None:
         await scene.append(50)
@@ -140,7 +140,7 @@ def test_entries_are_striped() -> None:
     play_writer(story, quorum=STRIPED)
 
 
-def test_appends_of_one_turn_leave_in_one_write() -> None:
+def test_appends_of_one_turn_are_sent_in_one_write() -> None:
     async def story(scene: WriterScene) -> None:
         await scene.append(100)
         sizes = [sum(adds.count for adds in peer.adds) for peer in scene.bookie("b1").peers]
@@ -154,7 +154,7 @@ def test_appends_of_one_turn_leave_in_one_write() -> None:
 
 
 def test_replacement_of_a_dead_bookie_gets_the_unconfirmed_entries() -> None:
-    """WR2, WR3: and nobody else gets anything twice."""
+    """WR2, WR3: the other bookies get no entry twice."""
 
     async def story(scene: WriterScene) -> None:
         await scene.append(10)
@@ -175,8 +175,8 @@ def test_replacement_of_a_dead_bookie_gets_the_unconfirmed_entries() -> None:
     play_writer(story)
 
 
-def test_a_failure_after_the_quorum_answered_still_brings_a_third_copy() -> None:
-    """WR3: else the ledger would be born with a copy too few."""
+def test_bookie_failing_after_the_ack_quorum_is_replaced() -> None:
+    """WR3: otherwise the ledger would have a copy too few from the start."""
 
     async def story(scene: WriterScene) -> None:
         hang(scene, "b3")
@@ -190,8 +190,8 @@ def test_a_failure_after_the_quorum_answered_still_brings_a_third_copy() -> None
     play_writer(story)
 
 
-def test_a_connection_that_breaks_is_made_again_and_nothing_changes() -> None:
-    """WR3: what it has not acknowledged is sent again, to it alone."""
+def test_broken_connection_is_reopened_without_ensemble_change() -> None:
+    """WR3: unacknowledged entries are resent, to this bookie only."""
 
     async def story(scene: WriterScene) -> None:
         await scene.append(3)
@@ -210,8 +210,8 @@ def test_a_connection_that_breaks_is_made_again_and_nothing_changes() -> None:
     play_writer(story)
 
 
-def test_a_restart_of_a_bookie_that_owes_nothing_moves_no_ledger() -> None:
-    """WR3: idle ledgers are many."""
+def test_restart_of_an_idle_bookie_changes_no_ensemble() -> None:
+    """WR3: idle ledgers are many, so a restart must not change their metadata."""
 
     async def story(scene: WriterScene) -> None:
         await scene.append(3)
@@ -228,8 +228,8 @@ def test_a_restart_of_a_bookie_that_owes_nothing_moves_no_ledger() -> None:
     play_writer(story)
 
 
-def test_there_is_no_way_back_for_a_bookie_whose_successor_is_picked() -> None:
-    """WR2: its copies do not count any more, so nothing is sent to it either."""
+def test_replaced_bookie_is_sent_nothing_when_it_returns() -> None:
+    """WR2: its copies no longer count, so nothing is sent to it."""
 
     async def story(scene: WriterScene) -> None:
         async def slowly() -> None:
@@ -253,7 +253,7 @@ def test_there_is_no_way_back_for_a_bookie_whose_successor_is_picked() -> None:
 
 
 @pytest.mark.parametrize("ack", [2, 3])
-def test_a_bookie_that_hangs_costs_one_deadline_at_most_and_then_nothing(ack: int) -> None:
+def test_hung_bookie_is_replaced_within_one_deadline(ack: int) -> None:
     """WR6."""
 
     async def story(scene: WriterScene) -> None:
@@ -266,7 +266,7 @@ def test_a_bookie_that_hangs_costs_one_deadline_at_most_and_then_nothing(ack: in
         assert B2 not in scene.writer.metadata.fragments[-1].ensemble
         assert now() - started <= 1.2 * DEADLINE_S
         await asyncio.sleep(1)
-        assert scene.bookie("b2").peers[0].is_gone, "its connection was given up"
+        assert scene.bookie("b2").peers[0].is_gone, "its connection was closed"
         started = now()
         await scene.append(100)
         assert now() - started < 0.1
@@ -276,7 +276,7 @@ def test_a_bookie_that_hangs_costs_one_deadline_at_most_and_then_nothing(ack: in
 
 
 def test_stalled_writer_reads_its_responses_before_anything_expires() -> None:
-    """WR6: time is counted in ticks, and it has not ticked."""
+    """WR6: deadlines count ticks, and a stalled process does not tick."""
 
     async def story(scene: WriterScene) -> None:
         await scene.append(1)
@@ -293,8 +293,8 @@ def test_stalled_writer_reads_its_responses_before_anything_expires() -> None:
     play_writer(story)
 
 
-def test_time_goes_on_at_one_pace_whatever_fails() -> None:
-    """WR6: a tick that finds a failure is followed by one tick, not by two."""
+def test_ticks_keep_their_pace_after_failures() -> None:
+    """WR6: a tick that finds a failure schedules one further tick, not two."""
 
     async def story(scene: WriterScene) -> None:
         hang(scene, "b1", "b2")
@@ -305,8 +305,8 @@ def test_time_goes_on_at_one_pace_whatever_fails() -> None:
     play_writer(story, bookies=THREE, quorum=Quorum(3, 3, 1))
 
 
-def test_a_hung_third_replica_stops_a_fast_writer_for_a_second_or_so() -> None:
-    """WR6: the window fills with what only it lacks."""
+def test_hung_replica_stops_a_full_writer_only_briefly() -> None:
+    """WR6: the window fills with entries that only the hung replica lacks."""
 
     async def story(scene: WriterScene) -> None:
         hang(scene, "b2")
@@ -324,7 +324,7 @@ def test_a_hung_third_replica_stops_a_fast_writer_for_a_second_or_so() -> None:
 def test_seat_of_a_refusing_bookie_is_vacant_until_it_takes_an_entry(
     error: type[RollbookError],
 ) -> None:
-    """WR12: also while it sits again and is sent nothing."""
+    """WR12: also while the bookie has its seat again but is sent no entry."""
 
     async def story(scene: WriterScene) -> None:
         heard: list[int] = []
@@ -345,22 +345,22 @@ def test_seat_of_a_refusing_bookie_is_vacant_until_it_takes_an_entry(
 
 
 @pytest.mark.parametrize("error", [BookieFailed, BookieReadOnly])
-def test_a_bookie_that_refuses_is_replaced(error: type[RollbookError]) -> None:
+def test_refusing_bookie_is_replaced(error: type[RollbookError]) -> None:
     async def story(scene: WriterScene) -> None:
         scene.kept["b1"].answer_adds = refuse_with(error)
         await scene.append(10)
         await scene.until(lambda: scene.nodes.updates)
         ((first, ensemble),) = scene.nodes.fragments
-        assert first == 0, "nothing was confirmed in the first fragment, so it is gone"
+        assert first == 0, "nothing was confirmed in the first fragment, so it was overwritten"
         assert ensemble[1:] == (B2, B3)
         is_blamed = scene.health.is_quarantined(B1, scene.clock.monotonic_ns())
         assert is_blamed == (error is BookieFailed)
 
-    # One turn at a time, so that nothing is confirmed by the other two before.
+    # With an ack quorum of 3 the other two bookies alone confirm nothing.
     play_writer(story, quorum=Quorum(3, 3, 3))
 
 
-def test_busy_means_later_and_nothing_else() -> None:
+def test_overloaded_bookies_are_retried_without_ensemble_change() -> None:
     """WR8: no failure before the deadline, and no ensemble change."""
 
     async def story(scene: WriterScene) -> None:
@@ -380,7 +380,7 @@ def test_busy_means_later_and_nothing_else() -> None:
     play_writer(story)
 
 
-def test_some_of_a_batch_may_be_busy() -> None:
+def test_only_refused_adds_of_a_batch_are_resent() -> None:
     """WR8: only what was refused is sent again."""
 
     async def story(scene: WriterScene) -> None:
@@ -404,18 +404,18 @@ def test_some_of_a_batch_may_be_busy() -> None:
 # --- Several fail ---------------------------------------------------------------------------------
 
 
-def test_failures_during_a_change_are_for_the_next_one() -> None:
+def test_failure_during_an_ensemble_change_causes_another_change() -> None:
     """WR3."""
 
     async def story(scene: WriterScene) -> None:
         await scene.append(5)
 
-        async def meanwhile() -> None:
+        async def fail_b2() -> None:
             if not scene.nodes.updates:
                 kill(scene, "b2")
                 await asyncio.sleep(1)
 
-        scene.nodes.before_update = meanwhile
+        scene.nodes.before_update = fail_b2
         hang(scene, "b2")
         kill(scene, "b3")
         assert await scene.append(5) == [5, 6, 7, 8, 9]
@@ -428,8 +428,8 @@ def test_failures_during_a_change_are_for_the_next_one() -> None:
     play_writer(story)
 
 
-def test_with_too_few_bookies_it_goes_on_with_what_stands() -> None:
-    """WR3: and takes the third one back as soon as it lives again, with all that it missed."""
+def test_writer_continues_on_an_ack_quorum_without_spares() -> None:
+    """WR3: the third bookie gets all missed entries when it returns."""
 
     async def story(scene: WriterScene) -> None:
         await scene.append(5)
@@ -447,7 +447,7 @@ def test_with_too_few_bookies_it_goes_on_with_what_stands() -> None:
     play_writer(story, bookies=THREE)
 
 
-def test_a_partial_replacement_is_better_than_none() -> None:
+def test_partial_replacement_is_made_with_too_few_spares() -> None:
     """WR3."""
 
     async def story(scene: WriterScene) -> None:
@@ -460,7 +460,7 @@ def test_a_partial_replacement_is_better_than_none() -> None:
     play_writer(story, bookies=("b1", "b2", "b3", "b4"))
 
 
-def test_a_watcher_hears_how_far_it_is_and_once_why_it_ends() -> None:
+def test_watcher_is_notified_of_progress_and_once_of_failure() -> None:
     async def story(scene: WriterScene) -> None:
         told: list[int] = []
         ends: list[RollbookError] = []
@@ -487,8 +487,8 @@ def test_a_watcher_hears_how_far_it_is_and_once_why_it_ends() -> None:
     play_writer(story, bookies=THREE)
 
 
-def test_without_a_quorum_it_fails_within_the_deadline_and_can_be_closed() -> None:
-    """WR6: what was sent is unknown until the ledger is closed without it."""
+def test_writer_without_quorum_fails_within_the_deadline() -> None:
+    """WR6: a sent append is unsettled; the ledger can be closed without it."""
 
     async def story(scene: WriterScene) -> None:
         await scene.append(5)
@@ -499,7 +499,9 @@ def test_without_a_quorum_it_fails_within_the_deadline_and_can_be_closed() -> No
         with pytest.raises(AppendUnsettled) as caught:
             await lost
         assert isinstance(caught.value.__cause__, NotEnoughBookies)
-        assert re.search(r"needs 2 \(b2: .*reset.*, b3: .*reset.*\)", str(caught.value)), "and why"
+        assert re.search(r"needs 2 \(b2: .*reset.*, b3: .*reset.*\)", str(caught.value)), (
+            "the message says why"
+        )
         assert now() - started <= 1.2 * DEADLINE_S
         with pytest.raises(NotEnoughBookies):
             scene.writer.append(b"y")
@@ -514,7 +516,7 @@ def test_without_a_quorum_it_fails_within_the_deadline_and_can_be_closed() -> No
     play_writer(story, bookies=THREE)
 
 
-def test_what_no_bookie_was_sent_is_known_not_to_be_there() -> None:
+def test_append_sent_to_no_bookie_is_not_applied() -> None:
     async def story(scene: WriterScene) -> None:
         for name in THREE:
             scene.bookie(name).node.kill()
@@ -525,8 +527,8 @@ def test_what_no_bookie_was_sent_is_known_not_to_be_there() -> None:
     play_writer(story, bookies=THREE)
 
 
-def test_a_spare_in_quarantine_is_used_once_it_answers() -> None:
-    """WR3: another that hangs is no help, so it is asked first."""
+def test_quarantined_spare_is_used_once_it_answers() -> None:
+    """WR3: a spare that hangs as well would not help, so it is probed first."""
 
     async def story(scene: WriterScene) -> None:
         await scene.append(1)
@@ -535,7 +537,7 @@ def test_a_spare_in_quarantine_is_used_once_it_answers() -> None:
         kill(scene, "b2")
         assert await scene.append(1) == [1]
         await asyncio.sleep(DEADLINE_S)
-        assert not scene.nodes.updates, "two of three stand, and that is enough"
+        assert not scene.nodes.updates, "two of three bookies suffice"
         scene.kept["b4"].answer_adds = acknowledge
         await asyncio.sleep(DEADLINE_S)
         assert scene.nodes.fragments[-1][1] == (B1, B4, B3)
@@ -543,7 +545,7 @@ def test_a_spare_in_quarantine_is_used_once_it_answers() -> None:
     play_writer(story, bookies=("b1", "b2", "b3", "b4"))
 
 
-def test_a_bookie_that_hung_sits_again_once_it_answers() -> None:
+def test_hung_bookie_keeps_its_seat_once_it_answers() -> None:
     """WR3."""
 
     async def story(scene: WriterScene) -> None:
@@ -558,7 +560,7 @@ def test_a_bookie_that_hung_sits_again_once_it_answers() -> None:
     play_writer(story, bookies=THREE)
 
 
-def test_a_spare_in_quarantine_is_used_at_once_when_the_quorum_needs_it() -> None:
+def test_quarantined_spare_is_used_at_once_to_restore_quorum() -> None:
     async def story(scene: WriterScene) -> None:
         await scene.append(1)
         scene.health.on_failure(B4, scene.clock.monotonic_ns())
@@ -566,7 +568,7 @@ def test_a_spare_in_quarantine_is_used_at_once_when_the_quorum_needs_it() -> Non
         kill(scene, "b2")
         assert await scene.append(1) == [1]
         await asyncio.sleep(1)
-        assert not scene.nodes.updates, "two of three stand, and that is enough"
+        assert not scene.nodes.updates, "two of three bookies suffice"
         kill(scene, "b3")
         assert await scene.append(1) == [2]
         assert B4 in scene.nodes.fragments[-1][1]
@@ -578,8 +580,8 @@ def test_a_spare_in_quarantine_is_used_at_once_when_the_quorum_needs_it() -> Non
 
 
 @pytest.mark.parametrize("is_closed", [False, True], ids=["in recovery", "closed"])
-def test_a_ledger_that_is_not_open_any_more_is_never_changed(is_closed: bool) -> None:
-    """WR4: the writer, cut from two bookies, would go on with two others after recovery."""
+def test_writer_never_changes_a_ledger_that_is_not_open(is_closed: bool) -> None:
+    """WR4: otherwise a writer cut off from its bookies would continue on others after recovery."""
 
     async def story(scene: WriterScene) -> None:
         await scene.append(5)
@@ -605,7 +607,7 @@ def test_a_ledger_that_is_not_open_any_more_is_never_changed(is_closed: bool) ->
 
 
 @pytest.mark.parametrize("error", [LedgerFenced, Unauthorized])
-def test_a_fence_ends_the_writer_for_good(error: type[RollbookError]) -> None:
+def test_fence_stops_the_writer_permanently(error: type[RollbookError]) -> None:
     """WR4."""
 
     async def story(scene: WriterScene) -> None:
@@ -631,7 +633,7 @@ def test_a_fence_ends_the_writer_for_good(error: type[RollbookError]) -> None:
     play_writer(story)
 
 
-def test_an_idle_writer_that_was_fenced_hears_of_it_when_it_closes() -> None:
+def test_idle_writer_learns_of_a_fence_at_close() -> None:
     async def story(scene: WriterScene) -> None:
         await scene.append(5)
         scene.nodes.put(scene.nodes.stored.metadata.with_recovery_started())
@@ -642,8 +644,8 @@ def test_an_idle_writer_that_was_fenced_hears_of_it_when_it_closes() -> None:
 
 
 @pytest.mark.parametrize("is_applied", [True, False])
-def test_a_change_whose_reply_was_lost_is_found_or_made_again(is_applied: bool) -> None:
-    """WR4: both ways the ledger has one change."""
+def test_ensemble_change_with_a_lost_reply_is_made_once(is_applied: bool) -> None:
+    """WR4: the ledger has one change, whether the update was applied or not."""
 
     async def story(scene: WriterScene) -> None:
         async def lose() -> None:
@@ -667,9 +669,9 @@ def test_a_change_whose_reply_was_lost_is_found_or_made_again(is_applied: bool) 
     play_writer(story)
 
 
-def test_a_change_that_comes_true_late_is_recognised() -> None:
-    """WR4: a reply was lost, the node read as it was before, and then the write arrived. By then the
-    next attempt starts further on.
+def test_ensemble_change_applied_late_is_recognised() -> None:
+    """WR4: the reply was lost, a read returned the old node, and then the write was applied. The
+    next attempt starts at a later entry.
     """
 
     async def story(scene: WriterScene) -> None:
@@ -679,10 +681,10 @@ def test_a_change_that_comes_true_late_is_recognised() -> None:
 
         async def delayed(stored: object, metadata: object) -> object:
             if not late:
-                late.append(lambda: scene.nodes.put(metadata))  # type: ignore[arg-type]  # It is.
+                late.append(lambda: scene.nodes.put(metadata))  # type: ignore[arg-type]  # Metadata.
                 raise ConnectionLost
             late.pop()()
-            scene.nodes.update = update  # type: ignore[method-assign]  # As it was.
+            scene.nodes.update = update  # type: ignore[method-assign]  # Restored.
             return await update(stored, metadata)  # type: ignore[arg-type]  # Handed through.
 
         async def confirm_some() -> None:
@@ -701,8 +703,8 @@ def test_a_change_that_comes_true_late_is_recognised() -> None:
     play_writer(story)
 
 
-def test_a_change_that_was_made_before_a_recovery_is_no_reason_to_go_on() -> None:
-    """WR4: its reply was lost, and when the ledger is read again somebody recovers it."""
+def test_writer_stops_when_recovery_follows_its_lost_update() -> None:
+    """WR4: the reply was lost, and the re-read node is in recovery."""
 
     async def story(scene: WriterScene) -> None:
         async def recover() -> None:
@@ -719,7 +721,7 @@ def test_a_change_that_was_made_before_a_recovery_is_no_reason_to_go_on() -> Non
     play_writer(story)
 
 
-def test_re_replication_of_earlier_fragments_is_no_reason_to_stop() -> None:
+def test_re_replication_of_old_fragments_does_not_stop_the_writer() -> None:
     """WR4."""
 
     async def story(scene: WriterScene) -> None:
@@ -739,8 +741,8 @@ def test_re_replication_of_earlier_fragments_is_no_reason_to_stop() -> None:
     play_writer(story)
 
 
-def test_who_moves_the_end_of_the_ledger_fences_its_writer() -> None:
-    """WR4: two writers of one ledger are one too many."""
+def test_foreign_change_of_the_last_fragment_stops_the_writer() -> None:
+    """WR4: another writer must have made the change."""
 
     async def story(scene: WriterScene) -> None:
         await scene.append(5)
@@ -755,8 +757,8 @@ def test_who_moves_the_end_of_the_ledger_fences_its_writer() -> None:
     play_writer(story)
 
 
-def test_a_metadata_store_that_is_away_stops_nobody_who_has_a_quorum() -> None:
-    """WR2: those who stay confirm entries while the change waits; it is made when the store is back."""
+def test_metadata_outage_does_not_stop_a_writer_with_a_quorum() -> None:
+    """WR2: the remaining bookies confirm entries; the change is made when the store returns."""
 
     async def story(scene: WriterScene) -> None:
         async def fail() -> None:
@@ -774,15 +776,15 @@ def test_a_metadata_store_that_is_away_stops_nobody_who_has_a_quorum() -> None:
         scene.nodes.before_update = scene.nodes.before_read = nothing
         await scene.until(lambda: scene.nodes.updates)
         first, ensemble = scene.nodes.fragments[-1]
-        assert first == 65, "a new attempt starts where the ledger ends by then"
+        assert first == 65, "a new attempt starts after the entries confirmed by then"
         await scene.append(1)
         await scene.until(lambda: scene.kept[ensemble[2]].entries == [65])
 
     play_writer(story, config=ClientConfig(writer_window_entries=40))
 
 
-def test_after_a_day_the_ledger_is_read_back_before_anything_is_sent() -> None:
-    """WR5: fences of deleted ledgers are remembered for a week only."""
+def test_idle_writer_checks_metadata_after_a_day() -> None:
+    """WR5: bookies remember the fences of deleted ledgers for a week only."""
 
     async def story(scene: WriterScene) -> None:
         await scene.append(1)
@@ -798,8 +800,8 @@ def test_after_a_day_the_ledger_is_read_back_before_anything_is_sent() -> None:
     play_writer(story)
 
 
-def test_after_a_day_nothing_is_sent_again_either() -> None:
-    """WR5: a process that stood still for so long has adds without answers."""
+def test_adds_are_not_resent_after_a_day_without_metadata_check() -> None:
+    """WR5: a process stalled for that long has unanswered adds."""
 
     async def story(scene: WriterScene) -> None:
         await scene.append(1)
@@ -820,7 +822,7 @@ def test_after_a_day_nothing_is_sent_again_either() -> None:
 # --- The end --------------------------------------------------------------------------------------
 
 
-def test_close_waits_for_what_is_pending_and_for_a_change_under_way() -> None:
+def test_close_waits_for_pending_appends_and_ensemble_change() -> None:
     async def story(scene: WriterScene) -> None:
         async def slowly() -> None:
             await asyncio.sleep(1)
@@ -838,8 +840,8 @@ def test_close_waits_for_what_is_pending_and_for_a_change_under_way() -> None:
     play_writer(story)
 
 
-def test_close_gives_third_copies_on_their_way() -> None:
-    """A successor that is still being connected gets the last entries, too."""
+def test_close_still_sends_pending_third_copies() -> None:
+    """A successor that is still connecting gets the last entries, too."""
 
     async def story(scene: WriterScene) -> None:
         async def slowly() -> None:
@@ -860,8 +862,8 @@ def test_close_gives_third_copies_on_their_way() -> None:
     play_writer(story)
 
 
-def test_a_ledger_that_is_closed_as_wanted_is_closed() -> None:
-    """A recovery may have been quicker, or our own reply was lost."""
+def test_close_succeeds_if_already_closed_at_the_same_entry() -> None:
+    """Recovery may have closed the ledger first, or the reply to the close was lost."""
 
     async def story(scene: WriterScene) -> None:
         await scene.append(5)
@@ -872,7 +874,7 @@ def test_a_ledger_that_is_closed_as_wanted_is_closed() -> None:
     play_writer(story)
 
 
-def test_a_ledger_that_was_closed_elsewhere_is_an_error() -> None:
+def test_close_fails_if_closed_at_another_entry() -> None:
     async def story(scene: WriterScene) -> None:
         await scene.append(5)
         recovering = scene.nodes.stored.metadata.with_recovery_started()
@@ -884,7 +886,7 @@ def test_a_ledger_that_was_closed_elsewhere_is_an_error() -> None:
     play_writer(story)
 
 
-def test_a_cancelled_close_comes_to_its_end() -> None:
+def test_cancelled_close_still_closes_the_ledger() -> None:
     async def story(scene: WriterScene) -> None:
         async def slowly() -> None:
             await asyncio.sleep(1)
@@ -901,7 +903,7 @@ def test_a_cancelled_close_comes_to_its_end() -> None:
     play_writer(story)
 
 
-def test_a_store_that_stays_away_ends_a_close() -> None:
+def test_close_fails_when_the_metadata_store_stays_unavailable() -> None:
     async def story(scene: WriterScene) -> None:
         async def fail() -> None:
             raise MetadataUnavailable
@@ -914,8 +916,8 @@ def test_a_store_that_stays_away_ends_a_close() -> None:
     play_writer(story)
 
 
-def test_a_close_that_loses_both_quorum_and_store_says_so() -> None:
-    """The change that was under way is given up with the writer: nobody cancelled the close."""
+def test_close_without_quorum_and_store_raises_unavailable() -> None:
+    """The pending ensemble change ends with the writer, which must not look like a cancel."""
 
     async def story(scene: WriterScene) -> None:
         async def fail() -> None:
@@ -933,11 +935,11 @@ def test_a_close_that_loses_both_quorum_and_store_says_so() -> None:
     play_writer(story)
 
 
-# --- What callers see -----------------------------------------------------------------------------
+# --- The caller's view ----------------------------------------------------------------------------
 
 
-def test_writer_faster_than_its_bookies_keeps_within_its_memory_window() -> None:
-    """WR6: `append` says so when it is full, and `ready` waits."""
+def test_writer_stays_within_its_memory_window() -> None:
+    """WR6: `append` raises when the window is full, and `ready` waits."""
 
     async def story(scene: WriterScene) -> None:
         hang(scene, *THREE)
@@ -961,7 +963,7 @@ def test_writer_faster_than_its_bookies_keeps_within_its_memory_window() -> None
     play_writer(story, config=ClientConfig(writer_window_bytes=100_000))
 
 
-def test_many_who_wait_for_room_all_get_it() -> None:
+def test_all_appends_waiting_for_room_succeed() -> None:
     async def story(scene: WriterScene) -> None:
         async def one() -> EntryId:
             await scene.writer.ready()
@@ -973,7 +975,7 @@ def test_many_who_wait_for_room_all_get_it() -> None:
     play_writer(story, config=ClientConfig(writer_window_entries=7))
 
 
-def test_room_that_one_gives_up_goes_to_the_next() -> None:
+def test_room_of_a_cancelled_waiter_is_passed_on() -> None:
     async def story(scene: WriterScene) -> None:
         writer = scene.writer
         hang(scene, *THREE)
@@ -993,7 +995,7 @@ def test_room_that_one_gives_up_goes_to_the_next() -> None:
     play_writer(story, config=ClientConfig(writer_window_entries=2))
 
 
-def test_cancelling_an_append_cancels_the_news_only() -> None:
+def test_cancelling_an_append_keeps_its_entry() -> None:
     async def story(scene: WriterScene) -> None:
         cancelled, kept = scene.writer.append(b"x"), scene.writer.append(b"y")
         cancelled.cancel()
@@ -1003,7 +1005,7 @@ def test_cancelling_an_append_cancels_the_news_only() -> None:
     play_writer(story)
 
 
-def test_the_last_entry_is_told_when_nothing_follows() -> None:
+def test_idle_writer_sends_the_explicit_lac_once() -> None:
     """WR7: within 50 ms, once, to the whole ensemble."""
 
     async def story(scene: WriterScene) -> None:
@@ -1020,8 +1022,8 @@ def test_the_last_entry_is_told_when_nothing_follows() -> None:
     play_writer(story)
 
 
-def test_telling_the_last_entry_takes_no_task() -> None:
-    """WR7: a server of many quiet logs does it all the time."""
+def test_sending_the_explicit_lac_starts_no_task() -> None:
+    """WR7: a server with many quiet logs sends them all the time."""
 
     async def story(scene: WriterScene) -> None:
         scene.kept["b3"].answer_adds = ignore
@@ -1034,7 +1036,7 @@ def test_telling_the_last_entry_takes_no_task() -> None:
     play_writer(story)
 
 
-def test_the_last_entry_is_told_until_a_quorum_knows() -> None:
+def test_explicit_lac_is_retried_until_a_quorum_accepts() -> None:
     """WR7."""
 
     async def story(scene: WriterScene) -> None:
@@ -1057,8 +1059,8 @@ def test_the_last_entry_is_told_until_a_quorum_knows() -> None:
     play_writer(story)
 
 
-def test_a_busy_writer_tells_nothing_twice() -> None:
-    """WR7: entries carry the LAC themselves."""
+def test_busy_writer_sends_no_explicit_lac() -> None:
+    """WR7: each entry carries the LAC."""
 
     async def story(scene: WriterScene) -> None:
         for _ in range(100):
@@ -1070,7 +1072,7 @@ def test_a_busy_writer_tells_nothing_twice() -> None:
     play_writer(story)
 
 
-def test_a_stopped_writer_leaves_the_ledger_open_and_nothing_running() -> None:
+def test_stopped_writer_leaves_the_ledger_open() -> None:
     async def story(scene: WriterScene) -> None:
         await scene.append(5)
         hang(scene, *THREE)
@@ -1086,8 +1088,8 @@ def test_a_stopped_writer_leaves_the_ledger_open_and_nothing_running() -> None:
     play_writer(story)
 
 
-def test_close_that_is_waited_for_reports_that_the_writer_was_stopped() -> None:
-    """Else the caller would end, as if it had been cancelled."""
+def test_pending_close_fails_when_the_writer_is_stopped() -> None:
+    """Otherwise the caller would end as if it had been cancelled."""
 
     async def story(scene: WriterScene) -> None:
         await scene.append(5)
@@ -1105,7 +1107,7 @@ def test_close_that_is_waited_for_reports_that_the_writer_was_stopped() -> None:
 
 
 async def append_in_turns(scene: WriterScene, count: int) -> None:
-    """Confirmed when it returns."""
+    """Append one entry every other loop turn; return when all are confirmed."""
     futures = []
     for _ in range(count):
         futures.append(scene.writer.append(b"x"))
@@ -1116,7 +1118,7 @@ async def append_in_turns(scene: WriterScene, count: int) -> None:
 
 @pytest.fixture
 def written(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[int]]:
-    """How many adds were given to each bookie's connection, each time."""
+    """The add counts of each write to a bookie's channel."""
     counts: dict[str, list[int]] = {name: [] for name in THREE}
     write = AddChannel.write
 
@@ -1128,7 +1130,7 @@ def written(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[int]]:
     return counts
 
 
-def test_what_gathers_leaves_with_the_answer(
+def test_gathered_appends_are_sent_when_a_reply_arrives(
     written: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """WR10."""
@@ -1136,7 +1138,7 @@ def test_what_gathers_leaves_with_the_answer(
 
     async def story(scene: WriterScene) -> None:
         await scene.append(1)
-        await asyncio.sleep(1)  # Nobody owes an answer.
+        await asyncio.sleep(1)  # No replies are pending.
         since = now()
         await append_in_turns(scene, 6)
         assert now() - since < 1
@@ -1145,8 +1147,8 @@ def test_what_gathers_leaves_with_the_answer(
     play_writer(story)
 
 
-def test_what_gathers_for_a_bookie_that_hangs_leaves_all_the_same() -> None:
-    """WR10: and the others are not asked to wait for it."""
+def test_gathered_appends_are_sent_to_a_hung_bookie() -> None:
+    """WR10."""
 
     async def story(scene: WriterScene) -> None:
         await scene.append(1)
@@ -1158,7 +1160,9 @@ def test_what_gathers_for_a_bookie_that_hangs_leaves_all_the_same() -> None:
     play_writer(story)
 
 
-def test_much_of_one_turn_leaves_before_it_ends(written: dict[str, list[int]]) -> None:
+def test_large_burst_is_partly_sent_before_the_loop_turn_ends(
+    written: dict[str, list[int]],
+) -> None:
     async def story(scene: WriterScene) -> None:
         await scene.append(1)
         await asyncio.sleep(1)

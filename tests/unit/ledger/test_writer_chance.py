@@ -1,8 +1,7 @@
-"""The writer under random faults, in virtual time: bookies that hang, die, refuse and come back, and a
-metadata store that loses its replies.
+"""The writer under random faults in virtual time: failing bookies, and lost metadata replies.
 
-After each confirmation, each change of metadata and at the end, whatever was confirmed lies with an ack
-quorum of the bookies that metadata names for it at that moment.
+After each confirmation, after each metadata change and at the end, each confirmed entry must be on
+an ack quorum of the bookies that metadata names for it at that moment.
 """
 
 import asyncio
@@ -30,7 +29,7 @@ from rollbook.proto.wire.adds import Adds
 from tests.unit.ledger.scripted_bookie import Peer, ignore
 from tests.unit.ledger.writer_scene import FIVE, WriterScene, play_writer
 
-SEEDS = 40  # Some of them are like no others: a few thousand were run when this was written.
+SEEDS = 40  # Larger: slower, rarer schedules are found.
 STEPS = 60
 QUORUMS = [Quorum(3, 3, 2), Quorum(3, 2, 2), Quorum(3, 3, 3), Quorum(4, 3, 2), Quorum(4, 2, 1)]
 CONFIG = ClientConfig(add_deadline_s=0.5, writer_window_entries=30)
@@ -106,7 +105,7 @@ class Ordeal:
         if self.chance.random() < 0.2:
             raise ConnectionLost
 
-    # --- The verdict --------------------------------------------------------------------------
+    # --- The check ----------------------------------------------------------------------------
 
     def judge(self) -> None:
         metadata = self.scene.nodes.stored.metadata
@@ -124,15 +123,15 @@ class Ordeal:
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_what_is_confirmed_lies_with_a_quorum_of_those_whom_metadata_names(seed: int) -> None:
+def test_confirmed_entries_are_on_an_ack_quorum_named_by_metadata(seed: int) -> None:
     """WR1, WR2, WR3."""
     chance = random.Random(seed)
 
     async def story(scene: WriterScene) -> None:
         ordeal = Ordeal(scene, chance)
         try:
-            await suffer(ordeal)
-        except (NotEnoughBookies, QuorumTimeout):  # Too many at once, for too long.
+            await run_under_faults(ordeal)
+        except (NotEnoughBookies, QuorumTimeout):  # Too many bookies failed for too long.
             pass
         for name in scene.kept:
             ordeal.heal(name)
@@ -151,7 +150,7 @@ def test_what_is_confirmed_lies_with_a_quorum_of_those_whom_metadata_names(seed:
     )
 
 
-async def suffer(ordeal: Ordeal) -> None:
+async def run_under_faults(ordeal: Ordeal) -> None:
     chance, scene = ordeal.chance, ordeal.scene
     names = list(scene.kept)
     for _ in range(STEPS):
@@ -168,7 +167,9 @@ async def suffer(ordeal: Ordeal) -> None:
         await asyncio.sleep(chance.choice((0, 0, 0.001, 0.02, 0.1)))
 
 
-def test_the_verdict_can_be_guilty(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ack_quorum_check_detects_counting_withdrawn_copies(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Without WR2, copies with bookies that left would confirm entries."""
 
     def withdraw(self: AckTracker, slot: int) -> None:
@@ -182,7 +183,7 @@ def test_the_verdict_can_be_guilty(monkeypatch: pytest.MonkeyPatch) -> None:
     guilty = 0
     for seed in range(SEEDS):
         try:
-            test_what_is_confirmed_lies_with_a_quorum_of_those_whom_metadata_names(seed)
-        except Exception:  # noqa: BLE001  # The judge's, or that a callback failed by it.
+            test_confirmed_entries_are_on_an_ack_quorum_named_by_metadata(seed)
+        except Exception:  # noqa: BLE001  # From `judge`, or from a callback that it failed.
             guilty += 1
     assert guilty, "no seed shows it"

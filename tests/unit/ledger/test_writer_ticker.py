@@ -14,10 +14,10 @@ async def time(monkeypatch: pytest.MonkeyPatch) -> LoopTime:
     return LoopTime(monkeypatch)
 
 
-async def test_whoever_asks_is_called_once_and_a_tick_later(time: LoopTime) -> None:
+async def test_callback_is_called_once_at_the_next_tick(time: LoopTime) -> None:
     ticker, called = SharedTimer(TICK_S), list[int]()
     ticker.call_next(partial(called.append, 1))
-    await time.pass_by(0.8 * TICK_S)  # Up to an eighth less.
+    await time.pass_by(0.8 * TICK_S)  # A tick may come up to an eighth early.
     assert not called
     await time.pass_by(0.2 * TICK_S)
     assert called == [1]
@@ -25,8 +25,8 @@ async def test_whoever_asks_is_called_once_and_a_tick_later(time: LoopTime) -> N
     assert called == [1]
 
 
-async def test_a_process_that_stood_still_has_not_ticked_meanwhile(time: LoopTime) -> None:
-    """Else all deadlines passed before one answer was read."""
+async def test_ticks_missed_during_a_stall_count_once(time: LoopTime) -> None:
+    """Otherwise all deadlines would expire before a single response was read."""
     ticker, count = SharedTimer(TICK_S), 0
 
     def tick() -> None:
@@ -44,7 +44,7 @@ async def test_a_process_that_stood_still_has_not_ticked_meanwhile(time: LoopTim
     ticker.close()
 
 
-async def test_many_who_go_on_asking_are_called_equally_often(time: LoopTime) -> None:
+async def test_repeating_callbacks_are_called_equally_often(time: LoopTime) -> None:
     ticker, counts = SharedTimer(TICK_S), [0] * 50
 
     def tick(number: int) -> None:
@@ -66,7 +66,7 @@ async def ask_twice(time: LoopTime, ticker: SharedTimer, called: list[int], apar
         await time.pass_by(apart_s)
 
 
-async def test_a_long_tick_has_more_shares(time: LoopTime) -> None:
+async def test_long_tick_is_split_into_more_shares(time: LoopTime) -> None:
     ticker, called = SharedTimer(TICK_S, shares=2, share_s_max=TICK_S / 100), list[int]()
     await ask_twice(time, ticker, called, 0.02 * TICK_S)
     await time.pass_by(0.95 * TICK_S)
@@ -78,7 +78,7 @@ async def test_a_long_tick_has_more_shares(time: LoopTime) -> None:
     ticker.close()
 
 
-async def test_those_of_one_share_are_called_in_one_turn(time: LoopTime) -> None:
+async def test_callbacks_of_one_share_are_called_together(time: LoopTime) -> None:
     ticker, called = SharedTimer(TICK_S, shares=4), list[int]()
     await time.pass_by(0.3 * TICK_S - asyncio.get_running_loop().time() % TICK_S + TICK_S)
     await ask_twice(time, ticker, called, 0.1 * TICK_S)
@@ -89,7 +89,7 @@ async def test_those_of_one_share_are_called_in_one_turn(time: LoopTime) -> None
     ticker.close()
 
 
-async def test_a_ticker_that_is_closed_calls_nobody(time: LoopTime) -> None:
+async def test_closed_timer_calls_no_callbacks(time: LoopTime) -> None:
     ticker, called = SharedTimer(TICK_S), list[int]()
     ticker.call_next(partial(called.append, 1))
     ticker.close()
@@ -97,8 +97,8 @@ async def test_a_ticker_that_is_closed_calls_nobody(time: LoopTime) -> None:
     assert not called
 
 
-async def test_failing_writer_does_not_stop_the_ticks_of_others(time: LoopTime) -> None:
-    """WR6: and the next ticks come in their time."""
+async def test_failing_callback_does_not_stop_the_timer(time: LoopTime) -> None:
+    """WR6: later ticks keep their schedule."""
     bugs: list[object] = []
     asyncio.get_running_loop().set_exception_handler(
         lambda _, context: bugs.append(context["exception"])

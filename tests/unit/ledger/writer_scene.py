@@ -1,9 +1,9 @@
-"""A writer among scripted bookies, in the simulator; its metadata in memory, as the test says.
+"""A writer with scripted bookies in the simulator, and scripted metadata in memory.
 
 play_writer(story)      story(scene): `scene.writer` is the writer under test
 
-scene.bookie("b1").on_adds = ignore        it hangs
-scene.nodes.on_update = …                   what becomes of the next compare-and-sets
+scene.bookie("b1").on_adds = ignore        the bookie hangs
+scene.nodes.on_update = …                   scripts the next compare-and-sets
 """
 
 import itertools
@@ -50,7 +50,7 @@ FIVE: Final = ("b1", "b2", "b3", "b4", "b5")
 
 
 class JumpingClock:
-    """The node's, and what a test adds to it: a simulation has no days."""
+    """The node's clock plus an offset, so that a test can skip days."""
 
     def __init__(self, clock: Clock) -> None:
         self.ahead_s = 0
@@ -67,7 +67,7 @@ class JumpingClock:
 
 
 class Nodes:
-    """One ledger's node: versions count, and a test may step in before or after each write."""
+    """One ledger's versioned node; a test may act before or after each write."""
 
     def __init__(self, metadata: LedgerMetadata) -> None:
         self.stored = StoredLedger(metadata, 0, 0)
@@ -104,7 +104,7 @@ async def _nothing() -> None: ...
 
 
 class Keeping:
-    """What one bookie was sent, in order; it answers as its `ScriptedBookie` is set up."""
+    """Records what one bookie was sent, in order; its `ScriptedBookie` answers."""
 
     def __init__(self, bookie: ScriptedBookie) -> None:
         self.entries: list[int] = []
@@ -125,7 +125,7 @@ class Keeping:
 
     def _on_call(self, peer: Peer, call: ReceivedRequest) -> None:
         if self.answer_adds is ignore:
-            return  # It hangs.
+            return  # The bookie hangs.
         match call.request:
             case WriteLac():
                 self.explicit_lacs.append(call.request.last_add_confirmed)
@@ -159,7 +159,7 @@ class WriterScene:
         self.writer = self.open()
 
     def open(self, ledger_id: LedgerId = L7) -> LedgerWriter:
-        """Of another ledger: on the same bookies, and the test stops it."""
+        """Open a writer; the test must stop each writer of a further ledger."""
         node, nodes = self.scene.client_node, self.nodes
         if ledger_id != L7:
             nodes = Nodes(replace(nodes.stored.metadata, ledger_id=ledger_id))
@@ -185,7 +185,7 @@ class WriterScene:
         await self.scene.until(is_so)
 
     async def append(self, count: int) -> list[EntryId]:
-        """All at once; returns when they are confirmed."""
+        """Append all at once; return when they are confirmed."""
         futures = [self.writer.append(b"%d" % index) for index in range(count)]
         return [await each for each in futures]
 
@@ -205,7 +205,9 @@ def play_writer(
         stage = WriterScene(scene, quorum, config)
         try:
             await story(stage)
-        except pytest.fail.Exception as failure:  # No `Exception`: it would end the process only.
+        except (
+            pytest.fail.Exception
+        ) as failure:  # Not a subclass of `Exception`: it would end only the simulated process.
             raise AssertionError(str(failure)) from failure
         await stage.writer.stop()
 

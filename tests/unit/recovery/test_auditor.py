@@ -1,4 +1,4 @@
-"""Lost bookies and the marks of their ledgers, on a metadata store that fails."""
+"""The auditor marks the ledgers of lost bookies, also on a failing metadata store."""
 
 import asyncio
 import contextlib
@@ -32,11 +32,11 @@ DEADLINE_S = 10.0
 
 
 class Site:
-    """A cluster of bookies that are nothing but registrations and cookies."""
+    """A cluster whose bookies are only registrations and cookies."""
 
     def __init__(self, service: MemoryService, store: FaultyStore, people: MetadataStore) -> None:
         self.service = service
-        self.store = store  # The auditor's.
+        self.store = store  # The auditor's store.
         self.people = people
         self.cluster: Cluster
         self.nodes: LedgerNodes
@@ -114,7 +114,7 @@ async def until(holds: Callable[[], Awaitable[bool]]) -> None:
 
 
 class CountingAuditor(Auditor):
-    audits = 0  # Begun ones: before one begins, the last one has done what it would do.
+    audits = 0  # Started audits; when one starts, the previous one has finished.
 
     async def _audit(self) -> None:
         self.audits += 1
@@ -122,7 +122,7 @@ class CountingAuditor(Auditor):
 
 
 async def settled(auditor: CountingAuditor, missing: set[int]) -> None:
-    """It has seen them missing, and has done what it would do."""
+    """Wait until the auditor has seen exactly these missing and has finished an audit."""
 
     async def has_seen() -> bool:
         return set(auditor.state.missing) == {B[each] for each in missing}
@@ -149,7 +149,7 @@ async def site(service: MemoryService, store: FaultyStore, rival: MetadataStore)
     return site
 
 
-async def test_a_lost_bookies_ledgers_are_marked(site: Site) -> None:
+async def test_ledgers_of_a_lost_bookie_are_marked(site: Site) -> None:
     """AU1, AR2, AR17, AR18, AR19."""
     for ledger_id in range(20):
         await site.make(ledger_id, ledger_id % 4, (ledger_id + 1) % 4)
@@ -158,8 +158,8 @@ async def test_a_lost_bookies_ledgers_are_marked(site: Site) -> None:
         await site.until_marked({each: {2} for each in range(20) if each % 4 in (1, 2)})
 
 
-async def test_nothing_is_marked_within_the_delay(site: Site) -> None:
-    """AU1: three of four restart, one after the other."""
+async def test_restarts_within_the_delay_mark_nothing(site: Site) -> None:
+    """AU1: three of four bookies restart, one after the other."""
     await site.make(1, 0, 1, 2)
     async with site.auditor(delay_s=60) as auditor:
         for number in range(3):
@@ -170,7 +170,7 @@ async def test_nothing_is_marked_within_the_delay(site: Site) -> None:
     assert await site.marked() == {}
 
 
-async def test_a_person_asks_for_an_audit_by_writing_the_delay_again(site: Site) -> None:
+async def test_writing_the_delay_again_triggers_an_audit(site: Site) -> None:
     await site.make(1, 0, 1, 2)
     async with site.auditor(delay_s=60) as auditor:
         await site.lose(1)
@@ -181,7 +181,7 @@ async def test_a_person_asks_for_an_audit_by_writing_the_delay_again(site: Site)
         await site.until_marked({1: {1}})
 
 
-async def test_more_than_half_gone_at_once_waits_for_a_person(site: Site) -> None:
+async def test_loss_of_more_than_half_needs_approval(site: Site) -> None:
     """AU2."""
     for ledger_id in range(4):
         await site.make(ledger_id, ledger_id, (ledger_id + 1) % 4)
@@ -196,7 +196,7 @@ async def test_more_than_half_gone_at_once_waits_for_a_person(site: Site) -> Non
         await site.until_marked({0: {0, 1}, 1: {1, 2}, 2: {2}, 3: {0}})
 
 
-async def test_while_it_is_switched_off_nothing_is_marked(site: Site) -> None:
+async def test_nothing_is_marked_while_recovery_is_disabled(site: Site) -> None:
     """AR10, AR11."""
     await site.make(1, 0, 1)
     await site.marks.prepare()
@@ -209,7 +209,7 @@ async def test_while_it_is_switched_off_nothing_is_marked(site: Site) -> None:
         await site.until_marked({1: {0}})
 
 
-async def test_a_ledger_that_names_a_lost_bookie_later_is_marked(site: Site) -> None:
+async def test_new_ledger_on_a_lost_bookie_is_marked(site: Site) -> None:
     """AU4: a client picked its ensemble before the loss, and creates the ledger after the pass."""
     await site.make(1, 0, 1)
     async with site.auditor() as auditor:
@@ -220,8 +220,8 @@ async def test_a_ledger_that_names_a_lost_bookie_later_is_marked(site: Site) -> 
         assert auditor.state.passes == 1
 
 
-async def test_each_sweep_marks_again_what_lost_its_mark(site: Site) -> None:
-    """AU4: Java's worker may have taken the copies for sound."""
+async def test_sweep_restores_a_deleted_mark(site: Site) -> None:
+    """AU4: BookKeeper's worker may have found the copies sound and deleted the mark."""
     await site.make(1, 0, 1)
     async with site.auditor() as auditor:
         await site.lose(0)
@@ -231,8 +231,8 @@ async def test_each_sweep_marks_again_what_lost_its_mark(site: Site) -> None:
         await site.until_marked({1: {0}})
 
 
-async def test_what_java_moved_unheard_is_marked(site: Site) -> None:
-    """RI1, AU4: RESYNC, a closed ledger that Java moved to b3, then b3's loss."""
+async def test_ledger_moved_during_a_disconnect_is_marked(site: Site) -> None:
+    """RI1, AU4: while disconnected, a closed ledger is moved to b3, and b3 is lost."""
     await site.make(1, 0, 1)
     await closed(site.nodes, 1)
     raw = site.store.store
@@ -247,8 +247,8 @@ async def test_what_java_moved_unheard_is_marked(site: Site) -> None:
         await site.until_marked({1: {3}})
 
 
-async def test_many_are_marked_in_few_transactions_and_none_is_left_out(site: Site) -> None:
-    """AU4: where some are marked already, those around them are marked one by one."""
+async def test_ledgers_are_marked_in_batches_around_existing_marks(site: Site) -> None:
+    """AU4: ledgers next to an already marked one are marked one by one."""
     for ledger_id in range(300):
         await site.make(ledger_id, 0, 1)
     await site.marks.prepare()
@@ -262,10 +262,10 @@ async def test_many_are_marked_in_few_transactions_and_none_is_left_out(site: Si
     assert site.store.writes < 100
 
 
-async def test_two_auditors_and_one_that_dies_half_way_do_no_harm(
+async def test_second_auditor_completes_the_marks_of_a_stopped_one(
     site: Site, service: MemoryService
 ) -> None:
-    """AU4, AR14: the next one scans again; what is marked stays marked once."""
+    """AU4, AR14: the next auditor scans again; existing marks stay unchanged."""
     for ledger_id in range(50):
         await site.make(ledger_id, 0, 1)
     async with await service.connect() as second:
@@ -285,7 +285,7 @@ async def test_two_auditors_and_one_that_dies_half_way_do_no_harm(
 
 
 @pytest.mark.parametrize("seed", range(10))
-async def test_lost_replies_leave_no_ledger_unmarked(site: Site, seed: int) -> None:
+async def test_all_ledgers_are_marked_despite_lost_replies(site: Site, seed: int) -> None:
     """AU4, LR1."""
     chance = random.Random(seed)
     for ledger_id in range(30):
@@ -298,7 +298,7 @@ async def test_lost_replies_leave_no_ledger_unmarked(site: Site, seed: int) -> N
         await site.until_marked({each: {1} for each in range(30) if each % 4 in (0, 1)})
 
 
-async def test_a_mark_that_cannot_be_read_is_passed_over(site: Site) -> None:
+async def test_unreadable_mark_is_skipped_and_counted(site: Site) -> None:
     """MK4."""
     for ledger_id in (1, 2, 3):
         await site.make(ledger_id, 0, 1)
@@ -316,7 +316,7 @@ async def test_a_mark_that_cannot_be_read_is_passed_over(site: Site) -> None:
         assert auditor.state.unreadable == 1
 
 
-async def test_the_metadata_store_is_away_for_a_while(site: Site) -> None:
+async def test_ledgers_are_marked_after_a_metadata_outage(site: Site) -> None:
     for ledger_id in range(10):
         await site.make(ledger_id, 0, 1)
     async with site.auditor() as auditor:
@@ -336,10 +336,10 @@ async def test_the_metadata_store_is_away_for_a_while(site: Site) -> None:
         await site.until_marked({each: {0} for each in range(10)})
 
 
-async def test_the_check_of_bookies_is_completed_once_all_that_is_lost_is_marked(
+async def test_bookie_check_completes_once_all_losses_are_marked(
     site: Site,
 ) -> None:
-    """AU5: not while recovery is switched off; its time stays when the auditor changes."""
+    """AU5: not while recovery is disabled; the next auditor keeps the time of completion."""
     await site.make(1, 0, 1)
     await site.marks.prepare()
     await site.marks.disable()
@@ -369,7 +369,7 @@ async def test_the_check_of_bookies_is_completed_once_all_that_is_lost_is_marked
             return states[CheckKind.BOOKIES].completed_ms == completed_ms
 
         await until(has_looked)
-        assert not states[CheckKind.BOOKIES].is_running, "it is not due"
+        assert not states[CheckKind.BOOKIES].is_running, "the check is not due"
         assert auditor._index.sweeps == 0
         await AuditOrders(site.people, site.cluster).ask_for_checks(1, "an old order, by its clock")
         await until(lambda: _is_later(times, completed_ms))
@@ -380,8 +380,8 @@ async def _is_later(times: CheckTimes, than_ms: int | None) -> bool:
     return completed_ms is not None and than_ms is not None and completed_ms > than_ms
 
 
-async def test_the_delay_written_again_checks_the_bookies_by_fresh_metadata(site: Site) -> None:
-    """AU8: as BookKeeper's `triggeraudit` asks for it."""
+async def test_writing_the_delay_again_checks_bookies_with_a_sweep(site: Site) -> None:
+    """AU8: BookKeeper's `triggeraudit` requests an audit this way."""
     await site.make(1, 0, 1)
     async with site.auditor() as auditor:
 

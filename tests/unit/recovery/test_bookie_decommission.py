@@ -1,4 +1,4 @@
-"""Bookies leave by command (BL1, BL5, BL10, BL16, BL25, BL26): real bookies and a recovery server, in this process."""
+"""Draining and removing real bookies by command (BL1, BL5, BL10, BL16, BL25, BL26)."""
 
 import asyncio
 import random
@@ -31,7 +31,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[LocalCluster]:
 
 
 @asynccontextmanager
-async def desk_of(cluster: LocalCluster) -> AsyncIterator[tuple[Site, Departures]]:
+async def removal_site(cluster: LocalCluster) -> AsyncIterator[tuple[Site, Departures]]:
     async with site_of(cluster) as site:
         randomness = random.Random(1)
         yield site, Departures(site.store, site.ledgers.cluster, SystemClock(), randomness)
@@ -41,9 +41,9 @@ async def state_of(departures: Departures, bookie: BookieId = LOST) -> Lifecycle
     return (await departures.status([bookie]))[bookie].lifecycle.state
 
 
-async def test_a_drain_begins_and_is_called_off(cluster: LocalCluster) -> None:
-    """The bookie takes no entries meanwhile."""
-    async with desk_of(cluster) as (site, departures):
+async def test_started_drain_can_be_cancelled(cluster: LocalCluster) -> None:
+    """The bookie is read-only while it drains."""
+    async with removal_site(cluster) as (site, departures):
         await site.write(5)
         (begun,) = await departures.drain([LOST])
         assert (begun.lifecycle.state, begun.lifecycle.ledgers) == (LifecycleState.DRAINING, 1)
@@ -57,11 +57,11 @@ async def test_a_drain_begins_and_is_called_off(cluster: LocalCluster) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_a_drain_without_room_is_refused_with_the_number_of_ledgers(
+async def test_drain_without_spare_bookies_needs_force(
     cluster: LocalCluster,
 ) -> None:
-    """LC3: all of them or none."""
-    async with desk_of(cluster) as (site, departures):
+    """LC3: all given bookies drain, or none."""
+    async with removal_site(cluster) as (site, departures):
         await site.write(5, ensemble=4, write=4)
         with raises_message(NotEnoughBookies):
             await departures.drain([LOST, BookieId("bk-3")])
@@ -70,14 +70,14 @@ async def test_a_drain_without_room_is_refused_with_the_number_of_ledgers(
         assert await state_of(departures) is LifecycleState.DRAINING
 
 
-async def test_a_bookie_that_is_not_known_is_refused(cluster: LocalCluster) -> None:
-    async with desk_of(cluster) as (_, departures):
+async def test_drain_of_an_unknown_bookie_is_refused(cluster: LocalCluster) -> None:
+    async with removal_site(cluster) as (_, departures):
         with raises_message(InvalidRequest):
             await departures.drain([BookieId("bk-9")])
 
 
-async def test_whether_it_is_safe_follows_the_ledgers(cluster: LocalCluster) -> None:
-    async with desk_of(cluster) as (site, departures):
+async def test_removal_is_safe_once_no_ledger_names_the_bookie(cluster: LocalCluster) -> None:
+    async with removal_site(cluster) as (site, departures):
         ledger_id = await site.write(5)
         verdict = await departures.judge([LOST])
         assert not verdict.is_safe
@@ -100,8 +100,8 @@ async def test_whether_it_is_safe_follows_the_ledgers(cluster: LocalCluster) -> 
             await departures.judge([LOST])
 
 
-async def test_what_is_given_up_is_typed_as_a_number(cluster: LocalCluster) -> None:
-    async with desk_of(cluster) as (site, departures):
+async def test_removal_losing_data_needs_the_number_of_lost_ledgers(cluster: LocalCluster) -> None:
+    async with removal_site(cluster) as (site, departures):
         await site.write(5)
         await site.write(5, ensemble=1, write=1, ack=1)
         await site.lose()

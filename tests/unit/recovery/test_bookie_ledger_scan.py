@@ -1,4 +1,4 @@
-"""A whole fresh walk."""
+"""A full scan of all ledgers' metadata."""
 
 import random
 
@@ -17,7 +17,9 @@ async def cluster(rival: MetadataStore) -> Cluster:
     return await initialise(rival, "/ledgers", random.Random(1))
 
 
-async def test_every_ledger_is_looked_at(rival: MetadataStore, cluster: Cluster) -> None:
+async def test_scan_reads_all_ledgers_and_selects_those_naming_a_bookie(
+    rival: MetadataStore, cluster: Cluster
+) -> None:
     """RI2, AR39: the metadata of all ledgers is read, and those that name the bookie are selected."""
     nodes = LedgerNodes(rival, cluster.root, cluster.layout)
     for ledger_id in range(150):

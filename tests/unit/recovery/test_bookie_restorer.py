@@ -1,4 +1,4 @@
-"""A bookie loses what it held, and gets it back: real bookies on real sockets and disks, in this process."""
+"""Healing a bookie that lost entries; real bookies on real sockets and disks in this process."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -35,7 +35,7 @@ from tests.support.ledger_cluster import LocalCluster
 
 PATIENCE_S = 60.0
 QUICK = ClientConfig(read_deadline_s=2.0, recovery_patience_s=0.3)
-SMALL = HealConfig(window_bytes=4 * 1024)  # Some thirty entries.
+SMALL = HealConfig(window_bytes=4 * 1024)  # About thirty entries.
 HURT = "bk-2"
 
 
@@ -48,7 +48,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[LocalCluster]:
 async def write(
     ledgers: Ledgers, count: int, *, is_closed: bool = False, **quorum: Any
 ) -> LedgerWriter:
-    """Its writer dies, unless it closes."""
+    """Write a ledger; its writer stops without a close unless `is_closed`."""
     writer = await ledgers.create(**{"ensemble": 3, "write": 3, "ack": 2, **quorum})
     writer.append_many([b"%0100d" % number for number in range(count)])
     await writer.flush()
@@ -56,7 +56,7 @@ async def write(
     return writer
 
 
-async def reborn(cluster: LocalCluster) -> None:
+async def reformat(cluster: LocalCluster) -> None:
     await cluster.stop(HURT)
     await cluster.format(HURT)
     await cluster.start(HURT)
@@ -77,7 +77,7 @@ async def heal(
 
 
 def knows_all(ledgers: Ledgers, cluster: LocalCluster) -> bool:
-    """Where those that run listen now."""
+    """Whether the client knows the current address of every running bookie."""
     for name, bookie in cluster.bookies.items():
         info = ledgers.live().find(BookieId(name))
         if info is None or info.address != bookie.advertised:
@@ -101,14 +101,14 @@ def is_in_doubt(cluster: LocalCluster) -> bool:
 # --- Formatted ----------------------------------------------------------------------------------
 
 
-async def test_a_formatted_bookie_holds_up_recovery_until_it_is_healed(
+async def test_formatted_bookie_blocks_recovery_until_healed(
     cluster: LocalCluster,
 ) -> None:
-    """HL1, HL2: UNKNOWN, then whole; the ledger is closed with all that was confirmed."""
+    """HL1, HL2: it answers UNKNOWN until healed; the close keeps all confirmed entries."""
     async with cluster.connect(QUICK) as ledgers:
         writers = [await write(ledgers, 200), await write(ledgers, 3)]
         ids = [writer.ledger_id for writer in writers]
-        await reborn(cluster)
+        await reformat(cluster)
         await cluster.stop("bk-3")
         with pytest.raises(RecoveryIncomplete, match="bk-2: ENTRY_STATE_UNKNOWN"):
             await ledgers.open_recover(ids[0])
@@ -123,18 +123,18 @@ async def test_a_formatted_bookie_holds_up_recovery_until_it_is_healed(
             assert verdict.is_sound
             assert verdict.entries == count
         await cluster.stop("bk-1")
-        await cluster.stop("bk-3")  # Now it is the only one, and it answers for itself.
+        await cluster.stop("bk-3")  # Only the healed bookie is left to read from.
         async with await ledgers.open(ids[0]) as reader:
             assert [int(entry.payload) async for entry in reader.read()] == list(range(200))
         with pytest.raises(NoSuchEntry):
             await cluster.bookies[HURT].storage.read(ids[0], 200)
 
 
-async def test_doubts_that_are_settled_stay_so(cluster: LocalCluster) -> None:
-    """HL2: over a restart, and over a checkpoint of what was brought back."""
+async def test_settled_doubts_stay_settled_after_a_restart(cluster: LocalCluster) -> None:
+    """HL2."""
     async with cluster.connect(QUICK) as ledgers:
         writer = await write(ledgers, 50)
-        await reborn(cluster)
+        await reformat(cluster)
         await heal(cluster, ledgers)
         await cluster.stop(HURT)
         await cluster.start(HURT)
@@ -144,7 +144,7 @@ async def test_doubts_that_are_settled_stay_so(cluster: LocalCluster) -> None:
 
 
 @pytest.mark.parametrize("digest", [DigestType.CRC32C, DigestType.HMAC], ids=lambda d: d.name)
-async def test_of_a_striped_ledger_its_share_comes_back(
+async def test_healing_restores_only_the_bookies_stripe(
     cluster: LocalCluster, digest: DigestType
 ) -> None:
     async with cluster.connect(QUICK) as ledgers:
@@ -152,30 +152,30 @@ async def test_of_a_striped_ledger_its_share_comes_back(
         ledger_id = writer.ledger_id
         before = await held_by(cluster, ledger_id)
         assert 60 < len(before) < 70
-        await reborn(cluster)
+        await reformat(cluster)
         healing = await heal(cluster, ledgers)
         assert healing.ledgers == {HealingOutcome.HEALED: 1}
         assert await held_by(cluster, ledger_id) == before
         assert not is_in_doubt(cluster)
 
 
-async def test_of_a_ledger_that_is_gone_nothing_is_in_doubt(cluster: LocalCluster) -> None:
+async def test_doubts_of_a_deleted_ledger_are_settled(cluster: LocalCluster) -> None:
     """HL5."""
     async with cluster.connect(QUICK) as ledgers:
         writer = await write(ledgers, 10)
-        await reborn(cluster)
+        await reformat(cluster)
         await ledgers.delete(writer.ledger_id)
         assert (await heal(cluster, ledgers)).ledgers == {HealingOutcome.GONE: 1}
         assert not is_in_doubt(cluster)
 
 
-async def test_a_ledger_that_goes_while_it_is_healed_is_gone(
+async def test_ledger_deleted_during_healing_counts_as_gone(
     cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """HL5: deleted after the look at its metadata."""
+    """HL5: deleted after its metadata was read."""
     async with cluster.connect(QUICK) as ledgers, cluster.connect(QUICK) as others:
         ledger_id = (await write(ledgers, 10, is_closed=True)).ledger_id
-        await reborn(cluster)
+        await reformat(cluster)
         list_entries = LedgerRestorer._list
 
         async def list_late(self: LedgerRestorer) -> EntryList:
@@ -188,13 +188,13 @@ async def test_a_ledger_that_goes_while_it_is_healed_is_gone(
         assert not is_in_doubt(cluster)
 
 
-async def test_metadata_that_was_emptied_settles_nothing(
+async def test_emptied_metadata_store_settles_no_doubts(
     cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """HL5: a store that lacks our own trees has said nothing about any ledger."""
+    """HL5: a store without our own trees proves nothing about any ledger."""
     async with cluster.connect(QUICK) as ledgers:
         writer = await write(ledgers, 10)
-        await reborn(cluster)
+        await reformat(cluster)
         await ledgers.delete(writer.ledger_id)
         store = ledgers._store
         own_root = ledgers.cluster.own_root
@@ -210,24 +210,24 @@ async def test_metadata_that_was_emptied_settles_nothing(
         assert is_in_doubt(cluster)
 
 
-async def test_closed_ledgers_of_a_formatted_bookie_are_restored_on_demand(
+async def test_closed_ledgers_are_restored_with_includes_all(
     cluster: LocalCluster,
 ) -> None:
     async with cluster.connect(QUICK) as ledgers:
         closed = await write(ledgers, 70, is_closed=True)
         writer = await ledgers.create(ensemble=3, write=3, ack=2)
-        await reborn(cluster)  # Of what is closed nothing is in doubt.
+        await reformat(cluster)  # A format puts no closed ledger in doubt.
         assert (await heal(cluster, ledgers, includes_all=True)).entries == 70
         assert (await ledgers.verify(closed.ledger_id)).is_sound
         assert (await heal(cluster, ledgers, includes_all=True)).entries == 0
         await writer.stop()
 
 
-async def test_a_rehearsal_changes_nothing(cluster: LocalCluster) -> None:
+async def test_healing_rehearsal_changes_nothing(cluster: LocalCluster) -> None:
     async with cluster.connect(QUICK) as ledgers:
         closed = await write(ledgers, 70, is_closed=True)
         writer = await write(ledgers, 10)
-        await reborn(cluster)
+        await reformat(cluster)
         healing = await heal(cluster, ledgers, includes_all=True, is_rehearsal=True)
         assert (healing.entries, healing.closed) == (70, 1)
         assert healing.ledgers == {HealingOutcome.PLANNED: 2}
@@ -238,17 +238,17 @@ async def test_a_rehearsal_changes_nothing(cluster: LocalCluster) -> None:
             await cluster.bookies[HURT].storage.read_last(closed.ledger_id)
 
 
-# --- What is lost -------------------------------------------------------------------------------
+# --- Losses ------------------------------------------------------------------------------------
 
 
-async def test_only_what_is_accepted_by_name_is_given_up(cluster: LocalCluster) -> None:
-    """HL1: single copies on the formatted bookie: nobody can tell where the ledger ends."""
+async def test_only_losses_accepted_for_the_ledger_are_given_up(cluster: LocalCluster) -> None:
+    """HL1: only the formatted bookie had copies, so the end of the ledger is unknown."""
     async with cluster.connect(replace(QUICK, explicit_lac_idle_ms=0)) as ledgers:
         writer = await write(ledgers, 90, write=1, ack=1)
         ledger_id = writer.ledger_id
         share = await held_by(cluster, ledger_id)
         assert len(share) == 30
-        await reborn(cluster)
+        await reformat(cluster)
 
         healing = await heal(cluster, ledgers)
         assert healing.ledgers == {HealingOutcome.WAITING: 1}
@@ -260,7 +260,7 @@ async def test_only_what_is_accepted_by_name_is_given_up(cluster: LocalCluster) 
         other = await heal(cluster, ledgers, {ledger_id + 1: [WHOLE]})
         assert other.ledgers == {HealingOutcome.WAITING: 1}
 
-        # Recovery may be told that there is nothing above the first one; about that nobody knows yet.
+        # Accepts the loss of all entries above the first; the first itself stays in doubt.
         some = [EntrySpan(share[0] + 1, 2**63 - 1)]
         assert (await heal(cluster, ledgers, {ledger_id: some})).ledgers == {
             HealingOutcome.WAITING: 1
@@ -271,19 +271,23 @@ async def test_only_what_is_accepted_by_name_is_given_up(cluster: LocalCluster) 
         healing = await heal(cluster, ledgers, {ledger_id: [WHOLE]})
         assert healing.ledgers == {HealingOutcome.HEALED: 1}
         (found,) = healing.remarkable
-        assert found.given_up == [EntrySpan(share[0], share[0])]  # The rest was given up before.
+        assert found.given_up == [
+            EntrySpan(share[0], share[0])
+        ]  # The other entries were given up before.
         assert not is_in_doubt(cluster)
         async with await ledgers.open_recover(ledger_id) as reader:
             assert reader.last_add_confirmed == share[0] - 1
 
 
-async def test_entries_without_any_copy_are_lost_one_by_one(cluster: LocalCluster) -> None:
-    """HL1: of a closed ledger, and only they stay in doubt."""
+async def test_only_entries_without_a_copy_are_lost_and_stay_in_doubt(
+    cluster: LocalCluster,
+) -> None:
+    """HL1: in a closed ledger."""
     async with cluster.connect(QUICK) as ledgers:
         writer = await write(ledgers, 90, write=1, ack=1, is_closed=True)
         ledger_id = writer.ledger_id
         share = await held_by(cluster, ledger_id)
-        await reborn(cluster)
+        await reformat(cluster)
         storage = cluster.bookies[HURT].storage
         await storage.doubt([(ledger_id, -1, 2**63 - 1)])
         healing = await heal(cluster, ledgers)
@@ -299,11 +303,11 @@ async def test_entries_without_any_copy_are_lost_one_by_one(cluster: LocalCluste
         assert [first for first, _ in storage.catalog.doubts.of(ledger_id)] == share[2:]
 
 
-async def test_a_copy_that_cannot_be_reached_now_is_waited_for(cluster: LocalCluster) -> None:
+async def test_healing_waits_for_an_unreachable_copy(cluster: LocalCluster) -> None:
     async with cluster.connect(QUICK) as ledgers:
         writer = await write(ledgers, 60, write=2, ack=2, is_closed=True)
         ledger_id = writer.ledger_id
-        await reborn(cluster)
+        await reformat(cluster)
         storage = cluster.bookies[HURT].storage
         await storage.doubt([(ledger_id, 0, 59)])
         await cluster.stop("bk-3")
@@ -316,11 +320,11 @@ async def test_a_copy_that_cannot_be_reached_now_is_waited_for(cluster: LocalClu
         assert (await ledgers.verify(ledger_id)).is_sound
 
 
-# --- Races and deaths ---------------------------------------------------------------------------
+# --- Races and failures--------------------------------------------------------------------------
 
 
 class Dying(DirectDoubts):
-    """The line to the bookie breaks, before or after it has heard."""
+    """Its connection breaks, before or after the bookie has received the request."""
 
     def __init__(self, cluster: LocalCluster, settles: int, *, is_heard: bool) -> None:
         super().__init__(cluster.bookies[HURT])
@@ -336,11 +340,13 @@ class Dying(DirectDoubts):
 
 
 @pytest.mark.parametrize("is_heard", [False, True])
-async def test_a_healer_may_die_after_any_step(cluster: LocalCluster, is_heard: bool) -> None:
-    """HL4: what is settled is there, and the next one goes on where it died."""
+async def test_healing_resumes_after_losing_its_connection_at_any_step(
+    cluster: LocalCluster, is_heard: bool
+) -> None:
+    """HL4: settled entries are restored, and the next healer continues."""
     async with cluster.connect(QUICK) as ledgers:
         ledger_id = (await write(ledgers, 300)).ledger_id
-        await reborn(cluster)
+        await reformat(cluster)
         storage = cluster.bookies[HURT].storage
         for settles in range(3):
             dying = Dying(cluster, settles, is_heard=is_heard)
@@ -355,11 +361,11 @@ async def test_a_healer_may_die_after_any_step(cluster: LocalCluster, is_heard: 
         assert not is_in_doubt(cluster)
 
 
-async def test_two_healers_do_no_harm(cluster: LocalCluster) -> None:
+async def test_concurrent_healers_both_succeed(cluster: LocalCluster) -> None:
     """HL4."""
     async with cluster.connect(QUICK) as ledgers:
         ids = [(await write(ledgers, 80)).ledger_id for _ in range(3)]
-        await reborn(cluster)
+        await reformat(cluster)
         for healing in await asyncio.gather(*(heal(cluster, ledgers) for _ in range(2))):
             assert healing.ledgers == {HealingOutcome.HEALED: 3}
         assert not is_in_doubt(cluster)
@@ -368,7 +374,7 @@ async def test_two_healers_do_no_harm(cluster: LocalCluster) -> None:
 
 
 class Rotting(DirectDoubts):
-    """Behind the healer's back an entry that it has brought back turns out to be damaged."""
+    """While the healer runs, a restored entry turns out to be damaged."""
 
     def __init__(self, cluster: LocalCluster) -> None:
         super().__init__(cluster.bookies[HURT])
@@ -390,11 +396,11 @@ class Rotting(DirectDoubts):
         await super().settle(stamp, ledger_id, ranges)
 
 
-async def test_a_doubt_that_comes_meanwhile_is_not_settled_unseen(cluster: LocalCluster) -> None:
-    """HL4: the healer looks again, and reads what is there before it believes it."""
+async def test_doubt_added_during_healing_is_healed_too(cluster: LocalCluster) -> None:
+    """HL4: the healer reads the doubts again, and verifies entries that are listed."""
     async with cluster.connect(QUICK) as ledgers:
         ledger_id = (await write(ledgers, 40)).ledger_id
-        await reborn(cluster)
+        await reformat(cluster)
         rotting = Rotting(cluster)
         healing = await heal(cluster, ledgers, doubts=rotting)
         assert healing.ledgers == {HealingOutcome.HEALED: 1}
@@ -403,15 +409,17 @@ async def test_a_doubt_that_comes_meanwhile_is_not_settled_unseen(cluster: Local
         assert (await ledgers.verify(ledger_id)).is_sound
 
 
-async def test_a_writer_goes_on_if_what_is_in_doubt_is_confirmed(cluster: LocalCluster) -> None:
+async def test_healing_confirmed_entries_leaves_the_writer_running(cluster: LocalCluster) -> None:
     async with cluster.connect(QUICK) as ledgers:
         writer = await ledgers.create(ensemble=3, write=3, ack=2)
         writer.append_many([b"%0100d" % number for number in range(100)])
         await writer.flush()
-        while (await lac_of(ledgers, writer.ledger_id)) < 99:  # It tells when it rests.
+        while (
+            await lac_of(ledgers, writer.ledger_id)
+        ) < 99:  # An idle writer sends its explicit LAC.
             await asyncio.sleep(0.01)
         storage = cluster.bookies[HURT].storage
-        await storage.doubt([(writer.ledger_id, 10, 49)])  # As if a log were damaged.
+        await storage.doubt([(writer.ledger_id, 10, 49)])  # Like a damaged log.
         healing = await heal(cluster, ledgers)
         assert (healing.ledgers, healing.closed) == ({HealingOutcome.HEALED: 1}, 0)
         assert not is_in_doubt(cluster)
@@ -419,17 +427,17 @@ async def test_a_writer_goes_on_if_what_is_in_doubt_is_confirmed(cluster: LocalC
         await writer.close()
 
 
-async def test_doubts_of_another_bookie_are_refused(cluster: LocalCluster) -> None:
+async def test_healing_with_doubts_of_another_bookie_is_refused(cluster: LocalCluster) -> None:
     async with cluster.connect(QUICK) as ledgers:
         with pytest.raises(WrongBookie):
             await heal(cluster, ledgers, doubts=DirectDoubts(cluster.bookies["bk-1"]))
 
 
-# --- Everything ---------------------------------------------------------------------------------
+# --- Lost journal -------------------------------------------------------------------------------
 
 
-async def test_a_bookie_that_lost_its_journal_is_made_whole(cluster: LocalCluster) -> None:
-    """HL3: everything is in doubt until each ledger that names it is whole and fenced there."""
+async def test_bookie_that_lost_its_journal_is_healed(cluster: LocalCluster) -> None:
+    """HL3: everything is in doubt until each ledger naming the bookie is whole and fenced there."""
     async with cluster.connect(QUICK) as ledgers:
         closed = (await write(ledgers, 60, is_closed=True)).ledger_id
         opened = (await write(ledgers, 30)).ledger_id
@@ -468,10 +476,10 @@ async def test_a_bookie_that_lost_its_journal_is_made_whole(cluster: LocalCluste
         assert bookie.storage.is_fenced(closed)
 
 
-async def test_everything_stays_in_doubt_if_the_bookie_was_started_anew(
+async def test_stale_stamp_does_not_settle_all_doubts_after_a_restart(
     cluster: LocalCluster,
 ) -> None:
-    """HL4: a start may have found that more is lost."""
+    """HL4: the restart may have found further losses."""
     async with cluster.connect(QUICK) as ledgers:
         await write(ledgers, 10, is_closed=True)
         await cluster.stop(HURT)
@@ -485,13 +493,13 @@ async def test_everything_stays_in_doubt_if_the_bookie_was_started_anew(
         assert cluster.bookies[HURT].storage.catalog.doubts.everything
 
 
-async def test_a_connection_that_breaks_is_none_of_the_ledgers_business(
+async def test_broken_connection_does_not_fail_healing(
     cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That it was to the bookie before its last start may show at the first question only."""
+    """A connection from before the bookie's last start may fail only at the next request."""
     async with cluster.connect(QUICK) as ledgers:
         await write(ledgers, 10)
-        await reborn(cluster)
+        await reformat(cluster)
         call, broken = ledgers.bookies.call, list[BookieId]()
 
         async def breaks_once(bookie: BookieId, *about: Any, **how: Any) -> Any:
@@ -506,6 +514,6 @@ async def test_a_connection_that_breaks_is_none_of_the_ledgers_business(
         assert healing.ledgers == {HealingOutcome.HEALED: 1}
 
 
-def test_settings_are_checked() -> None:
+def test_invalid_heal_config_is_rejected() -> None:
     with pytest.raises(BadConfig):
         HealConfig(ledgers_at_once=0)

@@ -1,4 +1,4 @@
-"""Callbacks over a real metadata store: what a sender that dies anywhere leaves to the next one."""
+"""Callbacks over a metadata store, with senders that are killed at any point."""
 
 import asyncio
 import hashlib
@@ -44,14 +44,14 @@ ACTIVE, DRAINING = LifecycleState.ACTIVE, LifecycleState.DRAINING
 
 
 class Receivers:
-    """What each URL was sent, and how it answers."""
+    """Records what each URL was sent, and decides how it answers."""
 
     def __init__(self) -> None:
         self.sent: dict[str, list[Event]] = {}
         self.fails: dict[str, DeliveryAnswer] = {}
         self.hangs: dict[str, asyncio.Event] = {}
         self.randomness: random.Random | None = (
-            None  # Then some requests fail, before or after they are taken.
+            None  # If set, some requests fail, before or after they were received.
         )
 
     async def post(self, url: str, headers: Mapping[str, str], body: bytes) -> DeliveryAnswer:
@@ -90,7 +90,7 @@ class Desk:
         self._tokens = iter(range(1, 10_000))
 
     async def turn(self, bookie: str, state: LifecycleState) -> str:
-        """The id of its event."""
+        """Change the lifecycle; return the ID of the event."""
         found = await self.lifecycles.read(BookieId(bookie))
         number = next(self._tokens)
         lifecycle = Lifecycle(state, f"{number:x}", since_ms=number)
@@ -144,10 +144,10 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(core, "PAUSE_S_MAX", 0.1)
 
 
-async def test_events_are_sent_in_order_and_seen_in_the_deliveries(
+async def test_events_are_sent_in_order_and_recorded_as_deliveries(
     desk: Desk, store: FaultyStore
 ) -> None:
-    """CL1, CL2, CL4: those after the callback was made, however late its sender begins."""
+    """CL1, CL2, CL4: all events after the callback was created, however late the sender starts."""
     before = await desk.turn("bk-1", DRAINING)
     async with desk.events(store) as events:
         assert events.tracks is not None
@@ -174,7 +174,7 @@ async def until_sent(desk: Desk, callback: RegisteredCallback, expected: list[st
     assert desk.receivers.ids(callback) == expected
 
 
-async def test_a_receiver_that_hangs_delays_no_other(desk: Desk, store: FaultyStore) -> None:
+async def test_hung_receiver_does_not_delay_other_callbacks(desk: Desk, store: FaultyStore) -> None:
     async with desk.events(store) as events:
         assert events.tracks is not None
         desk.receivers.hangs[SLOW.url] = asyncio.Event()
@@ -190,8 +190,8 @@ async def test_a_receiver_that_hangs_delays_no_other(desk: Desk, store: FaultySt
             await until_sent(desk, SLOW, ids)
 
 
-async def test_one_that_is_deleted_is_sent_nothing_more(desk: Desk, store: FaultyStore) -> None:
-    """Its queue goes, and a test of it is refused."""
+async def test_deleted_callback_is_sent_nothing_more(desk: Desk, store: FaultyStore) -> None:
+    """Its queue is deleted, and a test event for it is refused."""
     async with desk.events(store) as events:
         assert events.tracks is not None
         desk.receivers.fails[ALL.url] = DeliveryAnswer(500, "it answered 500")
@@ -223,7 +223,7 @@ async def test_one_that_is_deleted_is_sent_nothing_more(desk: Desk, store: Fault
             await until_sent(desk, ALL, [later])
 
 
-async def test_a_test_is_sent_beside_what_waits(desk: Desk, store: FaultyStore) -> None:
+async def test_test_event_is_sent(desk: Desk, store: FaultyStore) -> None:
     async with desk.events(store) as events:
         assert events.tracks is not None
         await desk.nodes.create(ALL, events.tracks)
@@ -232,7 +232,7 @@ async def test_a_test_is_sent_beside_what_waits(desk: Desk, store: FaultyStore) 
             await until_sent(desk, ALL, ["test@1"])
 
 
-async def test_callbacks_are_few_and_unreadable_ones_hinder_nobody(
+async def test_callbacks_are_limited_and_unreadable_ones_are_skipped(
     desk: Desk, store: FaultyStore
 ) -> None:
     async with desk.events(store) as events:
@@ -257,7 +257,7 @@ async def test_callbacks_are_few_and_unreadable_ones_hinder_nobody(
 
 
 class Careless(CallbackSender):
-    """Moves the cursor before it queues: what it dies between is lost."""
+    """Moves the cursor before it queues events, so a death in between loses them."""
 
     async def _queue_some(self, vote: Vote, seen: Seen) -> bool:
         events, marks = derive(self._cursor.fingerprints, seen, 1)
@@ -282,7 +282,7 @@ class Careless(CallbackSender):
 async def run_with_kills(
     desk: Desk, service: MemoryService, seed: int, kind: type[CallbackSender] = CallbackSender
 ) -> str:
-    """What is wrong with what was delivered; empty: nothing."""
+    """Kill senders at random; return a description of wrong deliveries, or an empty string."""
     randomness = random.Random(seed)
     callback = replace(ALL, id=f"{seed:032x}")
     desk.receivers.randomness = randomness
@@ -327,17 +327,17 @@ async def run_with_kills(
 
 
 @pytest.mark.parametrize("seed", range(6))
-async def test_each_event_arrives_in_order_though_senders_are_killed(
+async def test_events_arrive_in_order_despite_killed_senders(
     desk: Desk, service: MemoryService, seed: int
 ) -> None:
-    """CL1, CL2, CL5: at least once, in order for each bookie, signed; receivers fail and lose replies."""
+    """CL1, CL2, CL5: at least once, in order for each bookie, signed, with failing receivers."""
     assert await run_with_kills(desk, service, seed) == ""
 
 
-async def test_a_sender_that_moves_the_cursor_first_is_found_out(
+async def test_delivery_check_detects_a_cursor_moved_too_early(
     desk: Desk, service: MemoryService
 ) -> None:
-    """The check above can fail."""
+    """Shows that `run_with_kills` detects lost events."""
     for seed in range(20):
         if await run_with_kills(desk, service, seed, Careless):
             return

@@ -1,4 +1,4 @@
-"""What a server sees of the cluster while it happens."""
+"""Cluster events that a server derives while it watches the metadata store."""
 
 import asyncio
 import random
@@ -53,7 +53,7 @@ async def watching(
 
 
 async def seen_by(events: ClusterEventLog, count: int) -> list[Event]:
-    """The oldest first, once there are as many."""
+    """Wait for this number of events; return them oldest first."""
 
     async def are_there() -> bool:
         return len(await all_of(events)) >= count
@@ -70,10 +70,10 @@ async def all_of(events: ClusterEventLog) -> list[Event]:
     return page[0][::-1]
 
 
-async def test_two_servers_tell_the_same_of_a_bookie(
+async def test_two_servers_report_the_same_events(
     cluster: Cluster, store: FaultyStore, rival: MetadataStore
 ) -> None:
-    """EV1: registrations, lifecycles and the switch, by one id wherever they are seen."""
+    """EV1: events of registrations, lifecycles and the switch have the same ID on every server."""
     marks = Marks(rival, cluster.root)
     await marks.prepare()
     path = f"{cluster.root}/available/bk-1"
@@ -96,10 +96,10 @@ async def test_two_servers_tell_the_same_of_a_bookie(
         assert [each.id for each in await seen_by(others, 5)] == [each.id for each in found]
         async with watching(rival, cluster) as newcomer:
             (known,) = await seen_by(newcomer, 1)
-            assert known == found[2], "it is there to be read"
+            assert known == found[2], "the lifecycle is stored, so its event is derived again"
 
 
-async def test_bad_lost_and_overdue_ledgers_have_bookies_and_a_log(
+async def test_ledger_events_name_their_bookies_and_log(
     cluster: Cluster, store: FaultyStore, rival: MetadataStore
 ) -> None:
     marks = Marks(rival, cluster.root)
@@ -134,7 +134,7 @@ async def test_bad_lost_and_overdue_ledgers_have_bookies_and_a_log(
         assert len(page[0]) == 2
 
 
-async def test_what_cannot_be_read_is_left_out(
+async def test_unreadable_lifecycles_cause_no_events(
     cluster: Cluster, store: FaultyStore, rival: MetadataStore
 ) -> None:
     nodes = LifecycleNodes(rival, cluster)

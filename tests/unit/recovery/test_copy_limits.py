@@ -1,4 +1,4 @@
-"""Repairs share memory and bandwidth."""
+"""The memory budget and the bandwidth limit that repairs share."""
 
 import asyncio
 
@@ -7,7 +7,7 @@ import pytest
 from rollbook.recovery.copy_limits import ByteBudget, Throttle
 
 
-async def test_no_more_is_in_memory_than_the_budget_admits() -> None:
+async def test_budget_blocks_until_bytes_are_given_back() -> None:
     budget = ByteBudget(100)
     await budget.take(60)
     second = asyncio.create_task(budget.take(60))
@@ -18,7 +18,7 @@ async def test_no_more_is_in_memory_than_the_budget_admits() -> None:
     assert budget.used == 60
 
 
-async def test_who_asks_first_is_served_first_even_if_it_wants_more() -> None:
+async def test_budget_is_granted_in_request_order() -> None:
     budget = ByteBudget(100)
     await budget.take(60)
     large = asyncio.create_task(budget.take(90))
@@ -30,7 +30,7 @@ async def test_who_asks_first_is_served_first_even_if_it_wants_more() -> None:
     assert budget.used == 100
 
 
-async def test_what_is_larger_than_the_budget_is_admitted_alone() -> None:
+async def test_request_larger_than_the_budget_is_admitted_alone() -> None:
     budget = ByteBudget(100)
     await budget.take(1_000)
     assert budget.used == 1_000
@@ -38,7 +38,7 @@ async def test_what_is_larger_than_the_budget_is_admitted_alone() -> None:
 
 
 @pytest.mark.parametrize("is_admitted_first", [False, True])
-async def test_a_cancelled_wait_takes_nothing(is_admitted_first: bool) -> None:
+async def test_cancelled_wait_takes_no_budget(is_admitted_first: bool) -> None:
     budget = ByteBudget(100)
     await budget.take(100)
     waiting = asyncio.create_task(budget.take(50))
@@ -55,7 +55,7 @@ async def test_a_cancelled_wait_takes_nothing(is_admitted_first: bool) -> None:
     assert budget.used == 50
 
 
-async def test_a_rate_holds_for_all_together_and_can_be_changed() -> None:
+async def test_throttle_limits_concurrent_payers_and_can_be_changed() -> None:
     loop = asyncio.get_running_loop()
     throttle = Throttle(10_000)
     began = loop.time()

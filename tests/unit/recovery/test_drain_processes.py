@@ -1,4 +1,4 @@
-"""A drain with real processes: bookies, and a recovery server that is auditor, steward and worker."""
+"""A drain with real processes: bookies, and a recovery server with auditor, steward and worker."""
 
 import asyncio
 import sys
@@ -28,7 +28,7 @@ async def drain_it(url: str) -> None:
             writer.append_many([b"%0100d" % entry for entry in range(50)])
             await writer.flush()
             await (writer.close() if number % 2 else writer.stop())
-            if writer.metadata.names(LEAVING):  # Others that nobody closed stay open.
+            if writer.metadata.names(LEAVING):  # Other unclosed ledgers stay open.
                 ids.append(writer.ledger_id)
         nodes = LifecycleNodes(store, await open_cluster(store, "/ledgers"))
         found = await nodes.read(LEAVING)
@@ -42,8 +42,8 @@ async def drain_it(url: str) -> None:
             assert (verdict.is_sound, verdict.entries) == (True, 50)
 
 
-def test_a_bookie_that_serves_is_emptied(tmp_path: Path) -> None:
-    """LC4, BL4, BL6, BL11, BL18 to BL23: it turns read-only, its copies are made elsewhere, and it is drained."""
+def test_drain_of_a_serving_bookie_empties_it(tmp_path: Path) -> None:
+    """LC4, BL4, BL6, BL11, BL18 to BL23: its copies are re-replicated, and it becomes drained."""
     names = ("bk-1", "bk-2", "bk-3", LEAVING)
     with processes.family() as children:
         cluster = ProcessCluster(children, tmp_path, names)

@@ -1,4 +1,4 @@
-"""Bookies that leave, and bookies that may have lost ledgers unawares."""
+"""The steward drains bookies and has formatted bookies checked."""
 
 import asyncio
 import contextlib
@@ -38,15 +38,15 @@ DRAINED, FAILED = LifecycleState.DRAINED, LifecycleState.DRAINING_FAILED
 
 
 class CountingSteward(Steward):
-    rounds = 0  # Begun ones: before one begins, the last one has done what it would do.
+    rounds = 0  # Started rounds; when one starts, the previous one has finished.
 
     async def _round(self, vote: Vote) -> None:
         self.rounds += 1
         await super()._round(vote)
 
 
-async def has_had_its_chance(steward: CountingSteward) -> None:
-    """A round that began after this call has ended."""
+async def finish_a_round(steward: CountingSteward) -> None:
+    """Wait until a round that started after this call has ended."""
     rounds = steward.rounds
 
     async def is_so() -> bool:
@@ -56,7 +56,7 @@ async def has_had_its_chance(steward: CountingSteward) -> None:
 
 
 class DrainSite(Site):
-    """With a person at the lifecycles, and a worker that moves seats and copies nothing."""
+    """With an operator who changes lifecycles, and a worker that moves seats without copying."""
 
     async def start(self, bookies: int) -> None:
         await super().start(bookies)
@@ -82,7 +82,7 @@ class DrainSite(Site):
         await self.put(found, lifecycle.cancel(found.lifecycle, f"{number}c", 1))
 
     async def obey(self, number: int) -> None:
-        """It registers as read-only."""
+        """Register as read-only."""
         data = pack_service_info(describe_bookie(Address(f"b{number}", 3181)))
         await self.people.transaction(
             [
@@ -113,7 +113,7 @@ class DrainSite(Site):
         await until(is_so)
 
     async def work(self, *, target: int, at_most: int = 10**9) -> int:
-        """A worker's round: what a task says of closed ledgers is done."""
+        """Handle tasks of closed ledgers like one round of a worker."""
         done = 0
         async for ledger_id in self.tasks.ids():
             if done >= at_most:
@@ -125,7 +125,7 @@ class DrainSite(Site):
             for bookie in task.mark.missing:
                 names_it = (await self.nodes.read(ledger_id)).metadata.names(bookie)
                 is_draining = (await self.lifecycles.read(bookie)).lifecycle.state is DRAINING
-                if names_it and is_draining:  # Else it was published twice, or cancelled.
+                if names_it and is_draining:  # Otherwise it was published twice, or cancelled.
                     await moved(self.nodes, ledger_id, bookie, B[target])
             await self.tasks.unmark(task, lock)
             await self.marks.release(lock)
@@ -140,7 +140,7 @@ class DrainSite(Site):
         tasks_max: int = 1000,
         vote: Vote | None = None,
     ) -> AsyncIterator[CountingSteward]:
-        """`vote`: it leads by that and stands for no election."""
+        """With `vote`, the steward leads by it without an election."""
         store = store or self.store
         watcher = BookieWatcher(store, ROOT)
         await watcher.start()
@@ -190,8 +190,8 @@ async def make_closed(site: DrainSite, ids: range, *members: int) -> None:
         await closed(site.nodes, ledger_id)
 
 
-async def test_a_bookie_is_drained(site: DrainSite) -> None:
-    """LC4, BL6, BL11, BL17, BL19, BL20, BL21, BL23: begins when it is read-only, ends when nothing names it."""
+async def test_drain_starts_when_read_only_and_ends_unnamed(site: DrainSite) -> None:
+    """LC4, BL6, BL11, BL17, BL19, BL20, BL21, BL23."""
     await make_closed(site, range(10), 0, 1)
     await make_closed(site, range(10, 12), 1, 2)
     async with site.steward() as steward:
@@ -201,7 +201,7 @@ async def test_a_bookie_is_drained(site: DrainSite) -> None:
             return steward.state.drains == {B[0]: ("wait", 10)}
 
         await until(waits)
-        assert await site.published() == {}, "clients may still pick it"
+        assert await site.published() == {}, "clients may still pick the bookie"
         await site.obey(0)
         await site.until_published({each: {0} for each in range(10)})
         assert await site.work(target=3) == 10
@@ -210,8 +210,8 @@ async def test_a_bookie_is_drained(site: DrainSite) -> None:
     assert await site.published() == {}
 
 
-async def test_a_bookie_that_is_down_is_drained_from_the_others(site: DrainSite) -> None:
-    """BL13: its state is set while it is away."""
+async def test_unregistered_bookie_is_drained_from_other_copies(site: DrainSite) -> None:
+    """BL13: its state is set while it is down."""
     await make_closed(site, range(3), 0, 1)
     await site.lose(0)
     async with site.steward():
@@ -236,8 +236,8 @@ async def test_tasks_are_published_a_few_at_a_time(site: DrainSite) -> None:
         await site.until_state(0, DRAINED)
 
 
-async def test_two_bookies_are_drained_at_once(site: DrainSite) -> None:
-    """BL26: one task for each ledger, with all of its bookies that leave."""
+async def test_two_bookies_drain_at_once_and_one_can_be_cancelled(site: DrainSite) -> None:
+    """BL26: each ledger has one task with all of its draining bookies."""
     await site.register(4)
     await make_closed(site, range(4), 0, 1)
     async with site.steward():
@@ -252,8 +252,8 @@ async def test_two_bookies_are_drained_at_once(site: DrainSite) -> None:
     assert (await site.lifecycle_of(1)).state is ACTIVE
 
 
-async def test_a_ledger_that_is_made_later_brings_the_drain_back(site: DrainSite) -> None:
-    """LC4: a client picked its ensemble before the drain."""
+async def test_ledger_created_after_a_drain_restarts_it(site: DrainSite) -> None:
+    """LC4: the client picked its ensemble before the drain."""
     await site.lose(0)
     async with site.steward():
         await site.drain(0)
@@ -266,7 +266,7 @@ async def test_a_ledger_that_is_made_later_brings_the_drain_back(site: DrainSite
         await site.until_state(0, DRAINED)
 
 
-async def test_a_cancelled_drain_leaves_no_task(site: DrainSite) -> None:
+async def test_cancelled_drain_leaves_no_tasks(site: DrainSite) -> None:
     """LC5."""
     await make_closed(site, range(5), 0, 1)
     await site.lose(0)
@@ -281,8 +281,8 @@ async def test_a_cancelled_drain_leaves_no_task(site: DrainSite) -> None:
         await site.until_published({})
 
 
-async def test_a_failure_goes_when_nothing_is_owed_any_more(site: DrainSite) -> None:
-    """RP7: a cancelled drain, or a worker that died, left one that `recovery ls` showed for ever."""
+async def test_failure_is_deleted_once_no_repair_is_owed(site: DrainSite) -> None:
+    """RP7: otherwise `recovery ls` would show failures of cancelled drains forever."""
     await make_closed(site, range(3), 0, 1)
     await site.lose(0)
     away = Failure(3, "BOOKIE_UNREACHABLE", "b1 is away")
@@ -301,12 +301,12 @@ async def test_a_failure_goes_when_nothing_is_owed_any_more(site: DrainSite) -> 
         assert await site.tasks.read(LedgerId(0)) is None
         await site.marks.mark(LedgerId(2), [B[0]], 1)
         await site.failures.write(LedgerId(2), away)
-        await has_had_its_chance(steward)
-        assert await site.failures.read(LedgerId(2)) == away, "it is owed"
+        await finish_a_round(steward)
+        assert await site.failures.read(LedgerId(2)) == away, "the repair is still owed"
 
 
-async def test_a_drain_fails_when_nothing_else_can_be_copied(site: DrainSite) -> None:
-    """LC5, BL7, BL8, BL22, BL23: what can be copied is copied first; then the copying stops."""
+async def test_drain_fails_only_once_nothing_else_can_be_copied(site: DrainSite) -> None:
+    """LC5, BL7, BL8, BL22, BL23: copyable ledgers are copied first; then copying stops."""
     await make_closed(site, range(3), 0, 1)
     await site.lose(0)
     loss = LostEntries(EntryId(0), EntryId(9), (B[0], B[1]))
@@ -317,7 +317,7 @@ async def test_a_drain_fails_when_nothing_else_can_be_copied(site: DrainSite) ->
             LedgerId(0), Failure(1, "DATA_LOST", "", losses=(loss,), drains=("0a",))
         )
         await site.failures.write(LedgerId(1), Failure(3, "BOOKIE_UNREACHABLE", "b1 is away"))
-        await has_had_its_chance(steward)
+        await finish_a_round(steward)
         assert (await site.lifecycle_of(0)).state is DRAINING
         for ledger_id in (1, 2):
             await site.failures.clear(LedgerId(ledger_id))
@@ -328,11 +328,11 @@ async def test_a_drain_fails_when_nothing_else_can_be_copied(site: DrainSite) ->
         stored = await site.lifecycles.read(B[0])
         await site.put(stored, lifecycle.mark_drained(stored.lifecycle, "ee", 5))
         found = await site.until_state(0, DRAINING)
-        assert "ledger 0" in found.reason, "it is named all the same"
+        assert "ledger 0" in found.reason, "the ledger still names the bookie"
 
 
-async def test_a_drain_that_is_tried_again_is_tried(site: DrainSite) -> None:
-    """RP7, LC1: the failure that ended it stays to be read, and goes when a person tries again or calls it off."""
+async def test_retried_drain_clears_failures_and_restarts(site: DrainSite) -> None:
+    """RP7, LC1: the failure that ended a drain is kept until an operator retries or cancels."""
     await make_closed(site, range(1), 0, 1)
     await site.lose(0)
     attempts = ATTEMPTS_WITHOUT_TARGET
@@ -343,7 +343,7 @@ async def test_a_drain_that_is_tried_again_is_tried(site: DrainSite) -> None:
         await site.failures.write(LedgerId(0), no_target)
         await site.until_state(0, FAILED)
         await site.until_published({})
-        await has_had_its_chance(steward)
+        await finish_a_round(steward)
         assert await site.failures.read(LedgerId(0)) == no_target
         stored = await site.lifecycles.read(B[0])
         await site.put(stored, lifecycle.retry(stored.lifecycle, "ee", 5, ledgers=1))
@@ -352,8 +352,8 @@ async def test_a_drain_that_is_tried_again_is_tried(site: DrainSite) -> None:
         assert (await site.lifecycle_of(0)).state is DRAINING
 
 
-async def test_a_drain_that_is_tried_again_does_not_fail_by_the_last_try(site: DrainSite) -> None:
-    """RP7: the failure of a ledger that is marked, too, stays, and ends no later drain."""
+async def test_retried_drain_ignores_failures_of_the_previous_drain(site: DrainSite) -> None:
+    """RP7: the failure of a ledger that is also marked is kept, and ends no later drain."""
     await make_closed(site, range(1), 0, 1)
     await site.lose(0)
     await site.marks.mark(LedgerId(0), [B[1]], 1)
@@ -366,15 +366,17 @@ async def test_a_drain_that_is_tried_again_does_not_fail_by_the_last_try(site: D
         stored = await site.lifecycles.read(B[0])
         await site.put(stored, lifecycle.retry(stored.lifecycle, "ee", 5, ledgers=1))
         await site.until_published({0: {0}})
-        assert await site.failures.read(LedgerId(0)) == no_target, "the mark is owed"
-        await has_had_its_chance(steward)
+        assert await site.failures.read(LedgerId(0)) == no_target, (
+            "the marked ledger still needs repair"
+        )
+        await finish_a_round(steward)
         assert (await site.lifecycle_of(0)).state is DRAINING
         await site.failures.write(LedgerId(0), replace(no_target, drains=("ee",)))
         await site.until_state(0, FAILED)
 
 
-async def test_metadata_that_cannot_be_read_may_name_anybody(site: DrainSite) -> None:
-    """RI2: no bookie is called drained on a guess."""
+async def test_unreadable_metadata_fails_a_drain(site: DrainSite) -> None:
+    """RI2: unreadable metadata may name the bookie."""
     await make_closed(site, range(1, 2), 1, 2)
     await site.people.set(site.nodes.path(LedgerId(1)), b"garbage")
     await site.lose(0)
@@ -384,10 +386,10 @@ async def test_metadata_that_cannot_be_read_may_name_anybody(site: DrainSite) ->
     assert "the metadata of 1 ledgers cannot be read" in found.reason
 
 
-async def test_an_index_that_is_wrong_ends_no_drain(
+async def test_wrong_index_does_not_end_a_drain(
     site: DrainSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """RI2: a whole fresh walk decides."""
+    """RI2: a full scan decides."""
     await make_closed(site, range(1), 0, 1)
     await site.lose(0)
     monkeypatch.setattr(LedgerIndex, "count", lambda *_: 0)
@@ -398,12 +400,12 @@ async def test_an_index_that_is_wrong_ends_no_drain(
             return steward.state.drains == {B[0]: ("verify", 0)}
 
         await until(verifies)
-        await has_had_its_chance(steward)
+        await finish_a_round(steward)
         assert (await site.lifecycle_of(0)).state is DRAINING
 
 
-async def test_an_old_steward_changes_nothing(site: DrainSite) -> None:
-    """LC2, EL2: it does not know yet that its vote is gone."""
+async def test_steward_without_a_valid_vote_changes_nothing(site: DrainSite) -> None:
+    """LC2, EL2: the steward has not noticed that its vote is gone."""
     await site.lose(0)
     old = Vote(f"{site.cluster.own_root}/steward/V_0000000000", site.store.session)
     async with site.steward(vote=old) as steward:
@@ -413,15 +415,15 @@ async def test_an_old_steward_changes_nothing(site: DrainSite) -> None:
             return steward.state.drains == {B[0]: ("verify", 0)}
 
         await until(verifies)
-        await has_had_its_chance(steward)
+        await finish_a_round(steward)
         assert (await site.lifecycle_of(0)).state is DRAINING
 
 
 @pytest.mark.parametrize("seed", range(10))
-async def test_a_drain_goes_on_after_every_steward_that_dies(
+async def test_drain_completes_although_stewards_die(
     site: DrainSite, service: MemoryService, seed: int
 ) -> None:
-    """Stewards die at chance times, replies are lost, and the drain ends all the same."""
+    """Stewards die at random times, and replies are lost."""
     chance = random.Random(seed)
     await make_closed(site, range(12), 0, 1)
     await site.lose(0)
@@ -459,8 +461,8 @@ async def incarnate(site: DrainSite, number: int, incarnation: str) -> None:
     await site.people.set(f"{path}/{B[number]}", data)
 
 
-async def test_a_formatted_bookie_has_all_its_ledgers_looked_at(site: DrainSite) -> None:
-    """LC6: lost, formatted, and back within the delay: registered is not whole."""
+async def test_formatted_bookie_has_all_its_ledgers_checked(site: DrainSite) -> None:
+    """LC6: a registered bookie is not whole if it was formatted within the delay."""
     await make_closed(site, range(6), 0, 1)
     whole = WholeNodes(site.people, site.cluster)
     await incarnate(site, 0, "a")
@@ -470,7 +472,7 @@ async def test_a_formatted_bookie_has_all_its_ledgers_looked_at(site: DrainSite)
             return await whole.read(B[0]) == incarnation * 32
 
         await until(lambda: is_whole_as("a"))
-        assert await site.published() == {}, "nobody knows better"
+        assert await site.published() == {}, "the first known incarnation is taken as whole"
         await incarnate(site, 0, "b")
 
         async def is_full() -> bool:
@@ -490,7 +492,7 @@ async def test_a_formatted_bookie_has_all_its_ledgers_looked_at(site: DrainSite)
     assert (await site.nodes.read(LedgerId(0))).metadata.names(B[0]), "nothing was moved"
 
 
-async def test_a_steward_that_dies_is_followed_by_one_that_looks_again(
+async def test_next_steward_checks_a_formatted_bookie_again(
     site: DrainSite, service: MemoryService
 ) -> None:
     """LC6."""
@@ -509,10 +511,10 @@ async def test_a_steward_that_dies_is_followed_by_one_that_looks_again(
         await until(is_whole)
 
 
-async def test_javas_bookies_have_no_incarnation(site: DrainSite) -> None:
+async def test_bookies_without_an_incarnation_are_never_suspects(site: DrainSite) -> None:
     assert (await MemberNodes(site.people, site.cluster).read(B[0])).record is None
     await make_closed(site, range(1), 0, 1)
     async with site.steward() as steward:
-        await has_had_its_chance(steward)
+        await finish_a_round(steward)
         assert steward.state.suspects == {}
     assert await WholeNodes(site.people, site.cluster).read(B[0]) is None

@@ -1,6 +1,6 @@
-"""Repairs that cannot succeed, or hardly: how often each is tried, and that nothing spins (RP5).
+"""Repairs that fail: how often each is tried, and that nothing spins (RP5).
 
-One worker runs over all of them at once, and looks far more often than it may try.
+One worker handles all of them at once, and looks at tasks far more often than it may retry them.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from tests.unit.proto.cluster.faulty import Fate, FaultyStore
 from tests.unit.recovery.test_ledger_checks import give_seat, spoil
 from tests.unit.recovery.test_worker import CONFIG, LOST, PATIENCE_S, Site, site_of
 
-# No second try falls into a test, however busy the machine is.
+# Long enough that no retry happens within a test, even on a busy machine.
 EAGER = replace(CONFIG, look_again_s=0.02, retry_pause_s=120.0)
 FULL = BookieId("bk-4")
 FIFTH = BookieId("bk-5")
@@ -59,7 +59,7 @@ async def take_seat_back(site: Site, ledger_id: LedgerId, holder: BookieId) -> N
 
 
 async def write_on(site: Site, members: set[str], count: int) -> LedgerId:
-    """A closed ledger on just these bookies."""
+    """Write a closed ledger on exactly these bookies."""
     size = len(members)
     while True:
         ledger_id = await site.write(count, ensemble=size, write=size, ack=size)
@@ -69,7 +69,7 @@ async def write_on(site: Site, members: set[str], count: int) -> LedgerId:
 
 
 class CountingWorker(Worker):
-    rounds = 0  # Begun ones.
+    rounds = 0  # Started rounds.
 
     async def work_once(self) -> None:
         self.rounds += 1
@@ -82,7 +82,7 @@ async def work_on(
     failed: Sequence[LedgerId] = (),
     repaired: Sequence[LedgerId] = (),
 ) -> None:
-    """Until these have failed and been repaired, and two more rounds have begun and ended."""
+    """Run a worker until these have failed or been repaired, and for two more full rounds."""
     worker = worker or CountingWorker(site.ledgers, site.store, site.clock, EAGER, name="here")
     running = asyncio.create_task(worker.run())
     for ledger_id in failed:
@@ -102,11 +102,11 @@ async def _look_at_no_disk(_: Space) -> None:
     pass
 
 
-async def test_each_hard_case_is_tried_as_often_as_its_table_says(
+async def test_hard_repairs_are_tried_at_most_once_and_recorded(
     cluster: LocalCluster, attempts: Counter[LedgerId], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """RP5, RP6: attempts, what is written down, and whether a person is needed."""
-    # The full bookie would find that its disk has room, ten seconds after it was started.
+    """RP5, RP6: attempts, the recorded failure, and whether an operator must decide."""
+    # Otherwise the full bookie would find free space ten seconds after its start.
     monkeypatch.setattr(Space, "_look", _look_at_no_disk)
     async with site_of(cluster) as site:
         await site.ledgers.until_writable(5, PATIENCE_S)
@@ -116,7 +116,7 @@ async def test_each_hard_case_is_tried_as_often_as_its_table_says(
         no_target = await write_on(site, {"bk-1", LOST, "bk-3", FULL, FIFTH}, 3)
         full_target = await write_on(site, {"bk-1", LOST, "bk-3", FIFTH}, 3)
         malformed = await write_on(site, {"bk-1", LOST}, 3)
-        # The only copy of one ledger, on a bookie that is there.
+        # The only copy of this ledger is on a registered bookie.
         await give_seat(site, rotten, BookieId("bk-3"), range(3))
         await spoil(site, rotten, BookieId("bk-3"), 1)
         await BadCopies(site.store, site.ledgers.cluster).prepare()
@@ -131,7 +131,7 @@ async def test_each_hard_case_is_tried_as_often_as_its_table_says(
         await work_on(site, failed=fails, repaired=[empty])
 
         table = {
-            # Attempts, code, whether a person has to decide.
+            # Attempts, code, whether an operator must decide.
             empty: (1, None, False),
             single: (1, "ENTRY_UNAVAILABLE", False),
             rotten: (1, "DATA_LOST", True),
@@ -153,10 +153,10 @@ async def test_each_hard_case_is_tried_as_often_as_its_table_says(
         assert await site.marks.locked() == set()
 
 
-async def test_while_all_holders_say_unknown_the_ledger_waits(
+async def test_repair_is_retryable_while_all_holders_answer_unknown(
     cluster: LocalCluster, attempts: Counter[LedgerId]
 ) -> None:
-    """RP5: UNKNOWN is no loss, however many say so."""
+    """RP5: UNKNOWN replies never prove a loss."""
     async with site_of(cluster) as site:
         await site.ledgers.until_writable(5, PATIENCE_S)
         ledger_id = await write_on(site, {"bk-1", LOST}, 3)
@@ -180,7 +180,7 @@ async def test_while_all_holders_say_unknown_the_ledger_waits(
         assert attempts[ledger_id] == 1
 
 
-async def test_what_is_switched_off_is_not_tried(
+async def test_disabled_recovery_tries_no_repair(
     cluster: LocalCluster, attempts: Counter[LedgerId]
 ) -> None:
     """AR10."""
@@ -194,10 +194,10 @@ async def test_what_is_switched_off_is_not_tried(
         assert await site.marked() == [ledger_id]
 
 
-async def test_while_the_metadata_store_is_away_a_worker_asks_twice_a_second(
+async def test_worker_polls_slowly_during_a_metadata_outage(
     cluster: LocalCluster, attempts: Counter[LedgerId]
 ) -> None:
-    """Minutes of it cost a few requests a second, and the repair is made when it is back."""
+    """An outage costs a few requests a second, and the repair is made afterwards."""
     async with site_of(cluster) as site:
         ledger_id = await site.write(3)
         await site.lose()
@@ -207,11 +207,11 @@ async def test_while_the_metadata_store_is_away_a_worker_asks_twice_a_second(
         worker = CountingWorker(site.ledgers, away, site.clock, EAGER, name="here", marks=marks)
         away.read_fates.extend([Fate.NOT_SENT] * 10_000)
         running = asyncio.create_task(worker.run())
-        ended, _ = await asyncio.wait({running}, timeout=1.2)  # What is measured is a rate.
+        ended, _ = await asyncio.wait({running}, timeout=1.2)  # A real pause, to measure a rate.
         assert not ended
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
-        # Four parts, every half second, and what each of them asks again by itself.
+        # Four loops ask every half second, each with its own retries.
         asked = 10_000 - len(away.read_fates)
         assert 0 < asked < 500
         assert not attempts
@@ -225,10 +225,10 @@ async def test_while_the_metadata_store_is_away_a_worker_asks_twice_a_second(
 
 
 @pytest.mark.parametrize("what", ["moves", "closes"])
-async def test_a_writer_that_changes_the_ledger_during_a_copy_loses_nothing(
+async def test_writers_metadata_change_during_a_copy_survives(
     cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    """RP1, LM4: between the copy and the swap the writer changes its ensemble, or closes; both changes stay."""
+    """RP1, LM4: the writer changes its ensemble or closes between the copy and the swap."""
     async with site_of(cluster) as site:
         while True:
             writer = await site.ledgers.create()
@@ -259,7 +259,7 @@ async def test_a_writer_that_changes_the_ledger_during_a_copy_loses_nothing(
         monkeypatch.setattr(LedgerRepair, "_copy", copy_and_race)
         await site.mark(writer.ledger_id)
         await site.worker.work_once()
-        assert await site.marked() == [], "it does not starve"
+        assert await site.marked() == [], "the repair does not starve"
         assert copies == 1
         metadata = (await site.ledgers.metadata(writer.ledger_id, fresh=True)).metadata
         assert not metadata.names(LOST)
@@ -276,13 +276,13 @@ async def test_a_writer_that_changes_the_ledger_during_a_copy_loses_nothing(
         assert verdict.entries == writer.last_add_confirmed + 1
 
 
-# --- Bookies that come back ---------------------------------------------------------------------
+# --- Returning bookies ---------------------------------------------------------------------------
 
 
-async def test_one_that_is_back_after_half_of_its_ledgers_keeps_the_rest(
+async def test_returned_bookie_keeps_its_remaining_ledgers(
     cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """RP2: the rest is un-marked, and not one byte of it is copied."""
+    """RP2: the rest of the ledgers is unmarked, and nothing of it is copied."""
     async with site_of(cluster) as site:
         ids = [await site.write(20) for _ in range(8)]
         await site.lose()
@@ -309,8 +309,8 @@ async def test_one_that_is_back_after_half_of_its_ledgers_keeps_the_rest(
             await site.require_whole(ledger_id, 20)
 
 
-async def test_bad_bytes_at_the_new_holder_are_no_copy(cluster: LocalCluster) -> None:
-    """RP1: whichever bookie gets the seat lists two entries, one in bad bytes, which nobody has read yet."""
+async def test_damaged_entry_on_the_target_is_copied_again(cluster: LocalCluster) -> None:
+    """RP1: the new holder already lists two entries, one of them with bad bytes."""
     async with site_of(cluster) as site:
         ledger_id = await write_on(site, {"bk-1", "bk-2", "bk-3"}, 50)
         for bookie in (FULL, FIFTH):

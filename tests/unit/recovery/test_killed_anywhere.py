@@ -1,7 +1,7 @@
-"""Auditor, steward and worker are killed after each of their metadata steps, and the next one ends what they began.
+"""Auditor, steward and worker die after each of their metadata steps; the next process continues.
 
-A step is a write that the store has applied. `count` runs once without a death and says how many there are; the same
-story is then repeated for each of them.
+A step is a write that the store has applied. Each story is run with a death after step 1, 2, 3 …
+until a run completes before its death.
 """
 
 import asyncio
@@ -35,11 +35,11 @@ from tests.unit.recovery.test_worker import CONFIG, LOST, PATIENCE_S, Site, site
 
 T = TypeVar("T")
 NEVER = 10**9
-STEPS_MAX = 60  # More of them, and a run does not come to its end.
+STEPS_MAX = 60  # A run with more steps counts as endless.
 
 
 class MortalStore(FaultyStore):
-    """After this number of writes its process is dead: it reaches the store no more."""
+    """Its process dies after `steps` writes: all later requests fail."""
 
     def __init__(self, store: MetadataStore, steps: int = NEVER) -> None:
         super().__init__(store)
@@ -70,7 +70,7 @@ class MortalStore(FaultyStore):
 
 @contextlib.asynccontextmanager
 async def mortal(service: MemoryService, steps: int) -> AsyncIterator[MortalStore]:
-    """Its session ends with the context, and takes vote and locks along."""
+    """Its session ends with the context, which releases vote and locks."""
     raw = await service.connect()
     try:
         yield MortalStore(raw, steps)
@@ -83,8 +83,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metadata_retries, "RETRY_PAUSE_S", 0.001)
 
 
-async def dead_or(store: MortalStore, is_done: Callable[[], Awaitable[bool]]) -> bool:
-    """Whether it came to its end alive."""
+async def ended_alive(store: MortalStore, is_done: Callable[[], Awaitable[bool]]) -> bool:
+    """Wait for the end or the death of the run; return whether it ended alive."""
     async with asyncio.timeout(PATIENCE_S):
         while not store.is_dead.is_set():
             if await is_done():
@@ -93,8 +93,8 @@ async def dead_or(store: MortalStore, is_done: Callable[[], Awaitable[bool]]) ->
     return False
 
 
-async def tell_for_each_step(story: Callable[[int], Awaitable[bool]]) -> int:
-    """Until a run comes to its end before it dies."""
+async def run_for_each_step(story: Callable[[int], Awaitable[bool]]) -> int:
+    """Run with a death after step 1, 2, 3 … until a run ends alive; return its steps."""
     for step in range(1, STEPS_MAX):
         if await story(step):
             return step - 1
@@ -104,8 +104,8 @@ async def tell_for_each_step(story: Callable[[int], Awaitable[bool]]) -> int:
 # --- The auditor --------------------------------------------------------------------------------
 
 
-async def test_an_auditor_may_die_after_any_step() -> None:
-    """AU4, AU5, AR14: in the end every ledger is marked, once, and the check has its time."""
+async def test_next_auditor_completes_marks_after_a_death_at_any_step() -> None:
+    """AU4, AU5, AR14: finally every ledger is marked once, and the check's time is recorded."""
 
     async def story(step: int) -> bool:
         async with contextlib.AsyncExitStack() as stack:
@@ -128,7 +128,7 @@ async def test_an_auditor_may_die_after_any_step() -> None:
                 mortal(service, step) as store,
                 site.auditor(store=store, bookie_check_s=3600),
             ):
-                is_alive = await dead_or(store, is_done)
+                is_alive = await ended_alive(store, is_done)
             if is_alive:
                 return True
             async with (
@@ -138,14 +138,14 @@ async def test_an_auditor_may_die_after_any_step() -> None:
                 await until(is_done)
             return False
 
-    assert await tell_for_each_step(story) >= 5
+    assert await run_for_each_step(story) >= 5
 
 
 # --- The steward --------------------------------------------------------------------------------
 
 
-async def test_a_steward_may_die_after_any_step() -> None:
-    """LC2, LC4, LC5: in the end the bookie is drained, and no task is left."""
+async def test_next_steward_completes_drain_after_a_death_at_any_step() -> None:
+    """LC2, LC4, LC5: finally the bookie is drained, and no task is left."""
 
     async def story(step: int) -> bool:
         async with contextlib.AsyncExitStack() as stack:
@@ -159,13 +159,13 @@ async def test_a_steward_may_die_after_any_step() -> None:
             await site.drain(0)
 
             async def is_done() -> bool:
-                with contextlib.suppress(AssertionError):  # Somebody else's lock.
+                with contextlib.suppress(AssertionError):  # The lock is taken.
                     await site.work(target=2)
                 is_drained = (await site.lifecycle_of(0)).state is LifecycleState.DRAINED
                 return is_drained and not await site.published()
 
             async with mortal(service, step) as store, site.steward(store=store):
-                is_alive = await dead_or(store, is_done)
+                is_alive = await ended_alive(store, is_done)
             if is_alive:
                 return True
             async with (
@@ -175,10 +175,10 @@ async def test_a_steward_may_die_after_any_step() -> None:
                 await until(is_done)
             return False
 
-    assert await tell_for_each_step(story) >= 5
+    assert await run_for_each_step(story) >= 5
 
 
-# --- The worker, and the bookies it copies between ----------------------------------------------
+# --- The worker, its source and its target -----------------------------------------------------
 
 
 @pytest.fixture
@@ -203,8 +203,10 @@ async def require_repaired(site: Site, ledger_id: int, count: int) -> None:
     assert (verdict.is_sound, verdict.entries) == (True, count)
 
 
-async def test_a_worker_may_die_after_any_step(cluster: LocalCluster) -> None:
-    """RP1, RP6, MK2, MK3: what it copied counts for nothing before the swap, and the next one goes on."""
+async def test_next_worker_completes_repair_after_a_death_at_any_step(
+    cluster: LocalCluster,
+) -> None:
+    """RP1, RP6, MK2, MK3: copies do not count before the swap; the next worker continues."""
     async with site_of(cluster) as site:
         await site.ledgers.until_writable(5, PATIENCE_S)
         ids = [await site.write(3, ack=3) for _ in range(16)]
@@ -228,12 +230,14 @@ async def test_a_worker_may_die_after_any_step(cluster: LocalCluster) -> None:
             await require_repaired(site, ledger_id, 3)
             return False
 
-        assert await tell_for_each_step(story) >= 3
+        assert await run_for_each_step(story) >= 3
 
 
 @pytest.mark.parametrize("who", ["source", "target"])
-async def test_source_or_target_may_die_before_any_step(cluster: LocalCluster, who: str) -> None:
-    """RP1, RP3: killed before each write of the repair in turn, and started again after the worker gave up."""
+async def test_repair_completes_after_source_or_target_dies_at_any_step(
+    cluster: LocalCluster, who: str
+) -> None:
+    """RP1, RP3: killed before each write of the repair in turn, restarted after the worker's run."""
     async with site_of(cluster) as site:
         await site.ledgers.until_writable(5, PATIENCE_S)
         ids: list[LedgerId] = []
@@ -286,6 +290,6 @@ async def test_source_or_target_may_die_before_any_step(cluster: LocalCluster, w
                     await worker_on(site, site.store).work_once()
                     await asyncio.sleep(0.01)
             await require_repaired(site, ledger_id, 3)
-            return step == 3  # The lock, the swap, the mark; what follows is tidying.
+            return step == 3  # Steps 1 to 3 write lock, swap and mark; later ones only clean up.
 
-        await tell_for_each_step(story)
+        await run_for_each_step(story)

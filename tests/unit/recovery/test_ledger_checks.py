@@ -1,4 +1,4 @@
-"""Copies that are short, bad or badly placed are found and made good: real bookies in this process."""
+"""Checks find missing, bad and badly placed copies on real bookies, and repairs fix them."""
 
 import asyncio
 import random
@@ -50,7 +50,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def opened() -> None:
-    """A gate that is open."""
+    """A gate that is always open."""
 
 
 async def check(
@@ -74,7 +74,7 @@ async def check(
 async def give_seat(
     site: Site, ledger_id: LedgerId, to: BookieId, entry_ids: Iterable[int]
 ) -> None:
-    """As a repair that copied only these entries before it named the bookie."""
+    """Move the lost bookie's seat like a repair that copied only these entries."""
     nodes = LedgerNodes(site.store, site.ledgers.cluster.root, site.ledgers.cluster.layout)
     stored = await nodes.read(ledger_id, fresh=True)
     metadata = stored.metadata
@@ -97,7 +97,7 @@ async def give_seat(
 
 
 async def spoil(site: Site, ledger_id: LedgerId, bookie: BookieId, entry_id: int) -> None:
-    """Its bytes there are sound for the bookie, and fail the digest of their writer."""
+    """Overwrite an entry with bytes that the bookie accepts and that fail the writer's digest."""
     wrong = LedgerDigest(DigestType.CRC32, b"", ledger_id)
     restorer = Restorer(bookie, wrong, ledger_key(b""), site.ledgers.bookies, site.ledgers.config)
     await restorer.put([Entry(ledger_id, EntryId(entry_id), EntryId(0), 100, b"x" * 100)], 0)
@@ -106,15 +106,15 @@ async def spoil(site: Site, ledger_id: LedgerId, bookie: BookieId, entry_id: int
 
 
 async def write_elsewhere(site: Site, count: int) -> LedgerId:
-    """Not on the fourth bookie."""
+    """Write a ledger without a seat on the fourth bookie."""
     while True:
         ledger_id = await site.write(count, ack=3)
         if not (await site.ledgers.metadata(ledger_id)).metadata.names(FOURTH):
             return ledger_id
 
 
-async def test_a_hole_in_the_middle_of_a_copy_is_found_and_filled(cluster: LocalCluster) -> None:
-    """AU5: BookKeeper reads the first and the last entry, which are there."""
+async def test_missing_entry_inside_a_copy_is_found_and_restored(cluster: LocalCluster) -> None:
+    """AU5: BookKeeper reads only the first and the last entry, which are present."""
     async with site_of(cluster) as site:
         await site.write(0, ack=3)
         ledger_id = await write_elsewhere(site, 100)
@@ -131,13 +131,15 @@ async def test_a_hole_in_the_middle_of_a_copy_is_found_and_filled(cluster: Local
         assert (await check(site, COPIES)).marked == 0
 
 
-async def test_a_bad_copy_is_found_and_written_again(cluster: LocalCluster) -> None:
-    """AU9: the entry list shows it as present, so the entries are named beside the mark."""
+async def test_bad_copy_is_found_and_rewritten(cluster: LocalCluster) -> None:
+    """AU9: entry lists include bad copies, so bad entries are recorded beside the mark."""
     async with site_of(cluster) as site:
         ledger_id = await site.write(40, ack=3)
         await spoil(site, ledger_id, LOST, 7)
-        assert (await check(site, COPIES)).marked == 0, "it is listed"
-        assert (await check(site, LEDGERS, percent=0)).marked == 0, "it is at no end"
+        assert (await check(site, COPIES)).marked == 0, "the entry is listed"
+        assert (await check(site, LEDGERS, percent=0)).marked == 0, (
+            "the entry is neither first nor last"
+        )
         assert (await check(site, LEDGERS, percent=100)).marked == 1
         bad = BadCopies(site.store, site.ledgers.cluster)
         assert await bad.read(ledger_id) == {LOST: ((7, 7),)}
@@ -152,7 +154,7 @@ async def test_a_bad_copy_is_found_and_written_again(cluster: LocalCluster) -> N
 async def test_check_waits_for_an_absent_bookie_until_it_is_marked_as_lost(
     cluster: LocalCluster, kind: CheckKind
 ) -> None:
-    """AU5, AU6: the delay holds for every check, which does not judge the bookie's copies either."""
+    """AU5, AU6: the delay holds for every check; the absent bookie's copies are not judged."""
     async with site_of(cluster) as site:
         ledger_id = await site.write(20, ack=3)
         await site.lose()
@@ -167,8 +169,8 @@ async def test_check_waits_for_an_absent_bookie_until_it_is_marked_as_lost(
         assert (state.marked, state.undecided) == (0, 0)
 
 
-async def test_a_check_looks_at_a_bookie_that_comes_back(cluster: LocalCluster) -> None:
-    """AU5: it was called complete, and what the bookie had lost was found a day later."""
+async def test_check_judges_a_bookie_that_returns_during_it(cluster: LocalCluster) -> None:
+    """AU5: otherwise the bookie's losses would be found only by the next check."""
     async with site_of(cluster) as site:
         ledger_id = await write_elsewhere(site, 30)
         await give_seat(site, ledger_id, FOURTH, range(29))
@@ -184,10 +186,10 @@ async def test_a_check_looks_at_a_bookie_that_comes_back(cluster: LocalCluster) 
         assert (state.marked, state.undecided) == (1, 0)
 
 
-async def test_a_copy_that_arrives_before_the_second_look_is_not_marked(
+async def test_copy_arriving_before_the_second_look_is_not_marked(
     cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """AU7: the third copy of a writer's last entries."""
+    """AU7: a writer's last third copies may arrive late."""
     judge, looks = Checks._judge_lists, 0
 
     async def judge_late(self: Checks, metadata: Any) -> Any:
@@ -205,10 +207,10 @@ async def test_a_copy_that_arrives_before_the_second_look_is_not_marked(
         assert looks >= 2
 
 
-async def test_a_check_ends_only_when_each_registered_bookie_was_heard(
+async def test_check_waits_for_replies_of_all_registered_bookies(
     cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """AU5: BookKeeper writes the time of a check that gave up."""
+    """AU5: BookKeeper records the time even of a check that gave up."""
     async with site_of(cluster) as site:
         await site.write(3, ack=3)
         call, asked = site.ledgers.bookies.call, 0
@@ -227,10 +229,10 @@ async def test_a_check_ends_only_when_each_registered_bookie_was_heard(
         assert (state.undecided, state.marked) == (0, 0)
 
 
-async def test_a_short_copy_that_is_silent_at_the_second_look_is_looked_at_again(
+async def test_short_copy_silent_at_the_second_look_is_checked_again(
     cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """AU5, AU7: its bookie lost power in between, and the check was called complete without a mark."""
+    """AU5, AU7: otherwise the check would complete without a mark."""
     async with site_of(cluster) as site:
         ledger_id = await write_elsewhere(site, 30)
         await give_seat(site, ledger_id, FOURTH, range(29))
@@ -254,7 +256,7 @@ async def test_a_short_copy_that_is_silent_at_the_second_look_is_looked_at_again
 async def test_foreign_bookie_without_ledger_lists_does_not_block_a_check(
     cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """AU5: Java's leave such a request without an answer."""
+    """AU5: BookKeeper's bookies do not answer such a request."""
     async with site_of(cluster) as site:
         await site.write(3, ack=3)
 
@@ -278,7 +280,7 @@ async def test_copies_in_one_rack_are_marked_if_another_rack_has_a_bookie(
         await site.write(3, ack=3)
         assert PLACEMENT not in Checks(
             site.ledgers, site.store, SystemClock(), random.Random(1), site.marks, AuditConfig()
-        ).works(opened), "nobody knows racks there"
+        ).works(opened), "that client knows no racks"
         await check(site, PLACEMENT, ledgers=mapped)
         mark = await site.marks.read(ledger_id)
         assert mark is not None
@@ -291,10 +293,10 @@ async def test_copies_in_one_rack_are_marked_if_another_rack_has_a_bookie(
         while mapped.live().find(FOURTH):
             await asyncio.sleep(0.01)
         left = await check(site, PLACEMENT, ledgers=mapped)
-        assert left.marked == 0, "nobody could take a seat"
+        assert left.marked == 0, "no bookie could take a seat"
 
 
-# --- When they run ------------------------------------------------------------------------------
+# --- Schedule -----------------------------------------------------------------------------------
 
 
 class MovingClock:
@@ -311,10 +313,10 @@ class MovingClock:
         pass
 
 
-async def test_each_check_runs_on_its_schedule_and_its_time_is_bookkeepers(
+async def test_checks_run_on_schedule_and_record_times_for_bookkeeper(
     service: MemoryService, store: MetadataStore
 ) -> None:
-    """AU5: the nodes that BookKeeper's auditor reads, byte for byte, and only after the work ended."""
+    """AU5: times go to the nodes that BookKeeper's auditor reads, only after the check ended."""
     cluster = await initialise(store, "/ledgers", random.Random(1))
     marks, clock = Marks(store, "/ledgers"), MovingClock()
     times = CheckTimes(store, cluster, marks)
@@ -336,22 +338,22 @@ async def test_each_check_runs_on_its_schedule_and_its_time_is_bookkeepers(
         async with asyncio.timeout(60):
             while not ran:
                 await asyncio.sleep(0.001)
-            assert await marks.checked_at_ms(Checked.REPLICAS) is None, "it goes on"
+            assert await marks.checked_at_ms(Checked.REPLICAS) is None, "the check still runs"
             may_end.set()
             while await marks.checked_at_ms(Checked.REPLICAS) is None:
                 await asyncio.sleep(0.001)
             node = await store.get("/ledgers/underreplication/replicascheckctime")
             assert node is not None
             assert node.value == pack_checked_at(1_000_000)
-            assert ran == [COPIES], "never, by its interval"
+            assert ran == [COPIES], "an interval of 0 means never"
             schedule.on_order(5)
             while len(ran) < 3:
                 await asyncio.sleep(0.001)
-            assert sorted(ran[1:], key=str) == [COPIES, LEDGERS], "both were asked for"
+            assert sorted(ran[1:], key=str) == [COPIES, LEDGERS], "the order requests both checks"
             while await marks.checked_at_ms(Checked.ALL_LEDGERS) is None:
                 await asyncio.sleep(0.001)
             clock.now_s += 101
-            schedule.ask(CheckKind.BOOKIES)  # It has no work here, and wakes the others.
+            schedule.ask(CheckKind.BOOKIES)  # This check has no work here, but wakes the schedule.
             while len(ran) < 4:
                 await asyncio.sleep(0.001)
             assert ran[3] is COPIES

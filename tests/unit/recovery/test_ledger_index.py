@@ -1,4 +1,4 @@
-"""Bookie → ledgers, as it follows the metadata store."""
+"""The index from bookies to their ledgers, which follows the metadata store."""
 
 import asyncio
 import random
@@ -49,7 +49,7 @@ async def cluster(rival: MetadataStore) -> Cluster:
 
 @pytest.fixture
 async def nodes(rival: MetadataStore, cluster: Cluster) -> LedgerNodes:
-    """What clients and Java's processes do."""
+    """Writes metadata like clients and BookKeeper's processes."""
     return LedgerNodes(rival, cluster.root, cluster.layout)
 
 
@@ -90,7 +90,7 @@ async def closed(nodes: LedgerNodes, ledger_id: int) -> None:
     await nodes.update(stored, stored.metadata.with_close(EntryId(9), 90))
 
 
-async def test_it_begins_with_all_ledgers_and_follows(
+async def test_index_reads_all_ledgers_and_follows_changes(
     index: LedgerIndex, nodes: LedgerNodes
 ) -> None:
     """RI1, AR18."""
@@ -109,7 +109,7 @@ async def test_it_begins_with_all_ledgers_and_follows(
     assert await ids_naming(index, B4) == [2, 200]
 
 
-async def test_it_begins_where_ledgers_are(
+async def test_index_finds_sparse_ledger_ids_in_one_walk(
     cluster: Cluster, nodes: LedgerNodes, client: MetadataStore
 ) -> None:
     for ledger_id in (1, 2**31 + 5, 2**40):
@@ -122,13 +122,13 @@ async def test_it_begins_where_ledgers_are(
     running.cancel()
 
 
-async def test_what_changed_while_nobody_listened_is_found(
+async def test_changes_during_a_disconnect_are_found(
     index: LedgerIndex,
     nodes: LedgerNodes,
     service: MemoryService,
     client: MetadataStore,
 ) -> None:
-    """RI1: a walk finds what came, went, or was open; a sweep what Java moved unheard."""
+    """RI1: a walk finds created, deleted and open ledgers; a sweep finds moved closed ledgers."""
     for ledger_id in range(10):
         await nodes.create(ledger(ledger_id, B1, B2))
     for ledger_id in range(5):
@@ -137,7 +137,7 @@ async def test_what_changed_while_nobody_listened_is_found(
     sweeps = index.sweeps
     line = service.line(client)
     line.suspend()
-    await moved(nodes, 3, B2, B4)  # It was closed, and nobody hears of it.
+    await moved(nodes, 3, B2, B4)  # A closed ledger, so no walk reads it again.
     await nodes.delete(LedgerId(1))
     await closed(nodes, 7)
     await moved(nodes, 7, B2, B3)
@@ -151,10 +151,10 @@ async def test_what_changed_while_nobody_listened_is_found(
     assert index.bookies() == {B1: 9, B2: 7, B3: 2, B4: 1}
 
 
-async def test_a_ledger_that_cannot_be_read_keeps_what_it_named(
+async def test_unreadable_ledger_keeps_its_previous_bookies(
     index: LedgerIndex, nodes: LedgerNodes, rival: MetadataStore
 ) -> None:
-    """RI1: too much rather than too little."""
+    """RI1: the index may name too many ledgers, never too few."""
     await nodes.create(ledger(1, B1))
     await nodes.create(ledger(2, B1))
     await until(index, lambda: index.count(B1) == 2)
@@ -167,10 +167,10 @@ async def test_a_ledger_that_cannot_be_read_keeps_what_it_named(
     assert await ids_naming(index, B1) == [2]
 
 
-async def test_it_outlasts_a_store_that_is_away(
+async def test_index_survives_repeated_disconnects(
     index: LedgerIndex, nodes: LedgerNodes, service: MemoryService, client: MetadataStore
 ) -> None:
-    """A broken connection in the midst of everything, again and again."""
+    """The connection breaks after every 20 new ledgers."""
     line = service.line(client)
     for round_ in range(10):
         for each in range(20):
@@ -180,26 +180,28 @@ async def test_it_outlasts_a_store_that_is_away(
     assert index.bookies() == {B1: 200}
 
 
-async def test_changes_are_told(index: LedgerIndex, nodes: LedgerNodes) -> None:
+async def test_listeners_are_notified_of_changed_rows(
+    index: LedgerIndex, nodes: LedgerNodes
+) -> None:
     heard: list[tuple[int, int]] = []
     forget = index.on_change(lambda ledger_id, row: heard.append((ledger_id, len(row))))
     await nodes.create(ledger(1, B1))
     await until(index, lambda: heard == [(1, 3)])
     await closed(nodes, 1)
     await until(index, lambda: index.unclosed == 0)
-    assert heard == [(1, 3)], "it names the same"
+    assert heard == [(1, 3)], "its bookies are the same"
     forget()
 
 
 @pytest.mark.parametrize("seed", range(20))
-async def test_it_is_right_whatever_happens_meanwhile(
+async def test_index_matches_metadata_after_random_changes(
     index: LedgerIndex,
     nodes: LedgerNodes,
     service: MemoryService,
     client: MetadataStore,
     seed: int,
 ) -> None:
-    """RI1: clients, Java and a poor line in any order; once it is settled and swept, it is the truth."""
+    """RI1: clients, BookKeeper and connection losses in random order; the index ends up correct."""
     chance, line = random.Random(seed), service.line(client)
     truth: dict[int, LedgerMetadata] = {}
     for step in range(120):
@@ -244,13 +246,13 @@ async def test_it_is_right_whatever_happens_meanwhile(
         assert len(await ids_naming(index, bookie)) == counts[bookie]
 
 
-async def test_a_first_walk_that_was_cut_short_is_followed_by_a_sweep(
+async def test_interrupted_first_walk_is_followed_by_a_sweep(
     client: MetadataStore,
     cluster: Cluster,
     nodes: LedgerNodes,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """RI1: the next walk does not read closed ledgers again, and one of them was moved unheard."""
+    """RI1: the next walk does not read closed ledgers again, one of which was moved."""
     await nodes.create(ledger(1, B1, B2))
     await closed(nodes, 1)
     index = LedgerIndex(client, cluster, SystemClock())
@@ -272,7 +274,7 @@ async def test_a_first_walk_that_was_cut_short_is_followed_by_a_sweep(
     await asyncio.gather(keeping, return_exceptions=True)
 
 
-async def test_a_sweep_that_is_asked_for_during_a_sweep_is_another_one(
+async def test_sweep_requested_during_a_sweep_runs_after_it(
     index: LedgerIndex, nodes: LedgerNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await nodes.create(ledger(1, B1, B2))

@@ -1,4 +1,4 @@
-"""Can an operator follow one ledger through the logs of clients, bookies and repair workers?"""
+"""An operator can follow one ledger through the logs of clients, bookies and repair workers."""
 
 import asyncio
 from pathlib import Path
@@ -25,8 +25,8 @@ _STEPS = (
 )
 
 
-async def test_one_ledgers_events_tell_its_whole_life(tmp_path: Path) -> None:
-    """Its writer leaves a bookie and dies, recovery closes it, a repair swaps a seat, it is deleted."""
+async def test_logged_events_cover_a_ledgers_whole_life(tmp_path: Path) -> None:
+    """A bookie is replaced, the writer dies, recovery, repair and a delete follow."""
     names = ("bk-1", "bk-2", "bk-3", "bk-4")
     space = SpaceConfig(gc_interval_s=0.1, gc_quarantine_s=0.0)
     with capture_logs() as events:
@@ -57,7 +57,9 @@ async def test_one_ledgers_events_tell_its_whole_life(tmp_path: Path) -> None:
     life = _life(events, ledger_id)
     assert tuple(each for each in life if each in _STEPS) == _STEPS
     changes = [e for e in _of(events, ledger_id) if e["event"] == "ledger_fragments_changed"]
-    ensembles = [str(each["fragments"]) for each in changes]  # The writer's change, the repair's.
+    ensembles = [
+        str(each["fragments"]) for each in changes
+    ]  # One change by the writer, one by the repair.
     assert [LOST in each for each in ensembles] == [False, False]
     assert "ledger_deleted" not in _life(events, neighbour)
 
@@ -67,5 +69,5 @@ def _of(events: list[Any], ledger_id: int) -> list[Any]:
 
 
 def _life(events: list[Any], ledger_id: int) -> list[str]:
-    """The kinds of the ledger's events, in the order in which each was logged first."""
+    """The names of the ledger's events, in order of their first occurrence."""
     return [*dict.fromkeys(each["event"] for each in _of(events, ledger_id))]

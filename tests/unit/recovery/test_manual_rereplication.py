@@ -1,4 +1,4 @@
-"""Copies of bookies that are gone, made elsewhere by hand (AR36, AR39, AR40): real bookies, in this process."""
+"""Manual re-replication of lost bookies (AR36, AR39, AR40); real bookies in this process."""
 
 import asyncio
 from collections import Counter
@@ -31,7 +31,7 @@ def evacuation(site: Site, order: EvacuationOrder) -> Evacuation:
 ORDER = EvacuationOrder(bookies=[LOST])
 
 
-async def test_every_ledger_that_names_it_is_repaired(cluster: LocalCluster) -> None:
+async def test_every_ledger_naming_the_bookie_is_repaired(cluster: LocalCluster) -> None:
     async with site_of(cluster) as site:
         ids = {await site.write(count): count for count in (40, 0)}
         abandoned = await site.write(7, is_closed=False)
@@ -48,7 +48,7 @@ async def test_every_ledger_that_names_it_is_repaired(cluster: LocalCluster) -> 
         assert again.ledgers == 0
 
 
-async def test_a_rehearsal_counts_and_changes_nothing(cluster: LocalCluster) -> None:
+async def test_rehearsal_counts_ledgers_and_changes_nothing(cluster: LocalCluster) -> None:
     async with site_of(cluster) as site:
         ledger_id = await site.write(5)
         await site.lose()
@@ -66,7 +66,7 @@ async def test_open_ledgers_can_be_skipped(cluster: LocalCluster) -> None:
         assert not (await site.ledgers.metadata(ledger_id, fresh=True)).metadata.is_closed
 
 
-async def test_a_target_is_taken_where_it_can_be(cluster: LocalCluster) -> None:
+async def test_given_target_takes_the_seats(cluster: LocalCluster) -> None:
     """AR37."""
     async with site_of(cluster) as site:
         ids = [await site.write(5, ensemble=2, write=2) for _ in range(4)]
@@ -78,7 +78,7 @@ async def test_a_target_is_taken_where_it_can_be(cluster: LocalCluster) -> None:
             assert (await site.ledgers.metadata(ledger_id, fresh=True)).metadata.names(target)
 
 
-async def test_what_cannot_be_done_is_named_and_the_rest_is_done(cluster: LocalCluster) -> None:
+async def test_failed_ledgers_are_reported_and_the_rest_repaired(cluster: LocalCluster) -> None:
     async with site_of(cluster) as site:
         whole, stuck = await site.write(5), await site.write(5, ensemble=1, write=1, ack=1)
         await site.lose()
@@ -89,8 +89,8 @@ async def test_what_cannot_be_done_is_named_and_the_rest_is_done(cluster: LocalC
         await site.require_whole(whole, 5)
 
 
-async def test_without_a_target_any_bookie_takes_a_segment(cluster: LocalCluster) -> None:
-    """AR38: one is drawn for each segment, so of many segments no bookie takes all."""
+async def test_seats_spread_over_bookies_without_a_target(cluster: LocalCluster) -> None:
+    """AR38: the target is drawn for each segment, so no bookie takes all segments."""
     async with site_of(cluster) as site:
         ids = [await site.write(1, ensemble=2, write=2) for _ in range(16)]
         before = [(await site.ledgers.metadata(each)).metadata for each in ids]

@@ -1,4 +1,4 @@
-"""Operations that last: begun by one process, ended by another, once."""
+"""Long-running operations that survive the process running them."""
 
 import asyncio
 import contextlib
@@ -27,7 +27,7 @@ NOW_MS = SystemClock().wall_us() // 1000
 
 
 class Desk:
-    """Work that waits until it may finish, and what became of it."""
+    """Operations that wait for the test, and a record of their runs."""
 
     def __init__(self, store: MetadataStore, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -100,10 +100,10 @@ async def desk(service: MemoryService, rival: MetadataStore) -> AsyncIterator[De
         yield Desk(rival, await initialise(rival, "/ledgers", random.Random(1)))
 
 
-async def test_one_that_was_begun_is_ended_by_the_next_process(
+async def test_started_operation_is_completed_by_the_next_process(
     desk: Desk, store: FaultyStore, rival: MetadataStore
 ) -> None:
-    """OP4. Its notes and its beginning are those of the first one."""
+    """OP4: its notes and its start time are those of the first process."""
     begun = await desk.begin("a")
     async with desk.runner(store):
 
@@ -118,7 +118,9 @@ async def test_one_that_was_begun_is_ended_by_the_next_process(
     assert (ended.result, ended.started_ms, desk.runs) == ({"name": "a"}, started_ms, ["a", "a"])
 
 
-async def test_one_that_runs_is_cancelled_and_undone(desk: Desk, store: FaultyStore) -> None:
+async def test_running_operation_can_be_cancelled_and_is_undone(
+    desk: Desk, store: FaultyStore
+) -> None:
     async with desk.runner(store):
         begun = await desk.begin("a")
         await desk.until(begun, OperationStatus.RUNNING)
@@ -129,7 +131,7 @@ async def test_one_that_runs_is_cancelled_and_undone(desk: Desk, store: FaultySt
             await desk.nodes.change(begun, lambda each: each.cancel_asked(1))
 
 
-async def test_one_whose_runner_died_is_cancelled_by_the_next(
+async def test_next_runner_cancels_an_interrupted_operation(
     desk: Desk, store: FaultyStore, rival: MetadataStore
 ) -> None:
     begun = await desk.begin("a")
@@ -141,9 +143,7 @@ async def test_one_whose_runner_died_is_cancelled_by_the_next(
     assert (desk.runs, len(desk.undone)) == (["a"], 1)
 
 
-async def test_one_that_is_refused_fails_and_an_unknown_one_too(
-    desk: Desk, store: FaultyStore
-) -> None:
+async def test_refused_and_unknown_operations_fail(desk: Desk, store: FaultyStore) -> None:
     async with desk.runner(store):
         refused, unknown = (
             await desk.begin("a", "refuse"),
@@ -161,7 +161,7 @@ async def test_last_progress_is_written_with_the_end(desk: Desk, store: FaultySt
     assert ((done.done, done.total), (failed.done, failed.total)) == ((5, 5), (2, 5))
 
 
-async def test_more_than_run_at_once_wait_their_turn(desk: Desk, store: FaultyStore) -> None:
+async def test_at_most_eight_operations_run_at_once(desk: Desk, store: FaultyStore) -> None:
     ids = [await desk.begin(f"{number:02}") for number in range(11)]
     async with desk.runner(store):
 
@@ -174,15 +174,17 @@ async def test_more_than_run_at_once_wait_their_turn(desk: Desk, store: FaultySt
             await desk.until(each, OperationStatus.DONE)
 
 
-async def test_a_key_belongs_to_one_request(desk: Desk) -> None:
+async def test_idempotency_key_belongs_to_one_request(desk: Desk) -> None:
     """OP2."""
     assert await desk.begin("a", key="k") == await desk.begin("a", key="k")
     with pytest.raises(DuplicateDiffers):
         await desk.begin("b", key="k")
 
 
-async def test_no_more_are_kept_than_is_said(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """OP3: the oldest that have ended go first; with none that has, no other one is begun."""
+async def test_oldest_ended_operation_is_dropped_at_the_limit(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OP3: if no operation has ended, a new one is refused."""
     monkeypatch.setattr(module, "KEPT_MAX", 3)
     ids = [await desk.begin(f"{number}") for number in range(3)]
     with pytest.raises(Overloaded):

@@ -1,4 +1,4 @@
-"""What recovery processes say of themselves."""
+"""Status nodes of recovery processes."""
 
 import random
 
@@ -24,7 +24,7 @@ async def cluster(rival: MetadataStore) -> Cluster:
 
 
 @pytest.mark.parametrize("fate", [Fate.OK, Fate.ANSWER_LOST, Fate.REQUEST_LOST])
-async def test_it_is_seen_as_long_as_its_session_lasts(
+async def test_process_is_listed_while_its_session_lasts(
     store: FaultyStore, cluster: Cluster, service: MemoryService, fate: Fate
 ) -> None:
     nodes = PresenceNodes(store, cluster)
@@ -37,16 +37,18 @@ async def test_it_is_seen_as_long_as_its_session_lasts(
     store.fates.append(fate)
     await nodes.write(changed)
     async with await service.connect() as other:
-        await PresenceNodes(other, cluster).write(FIRST)  # A namesake has a node of its own.
+        await PresenceNodes(other, cluster).write(
+            FIRST
+        )  # A process with the same name has its own node.
         assert await nodes.list() == [changed, FIRST] or await nodes.list() == [FIRST, changed]
     assert await nodes.list() == [changed]
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"1", b"{}", b"\xff"])
-def test_what_cannot_be_read_is_shown_by_its_node(data: bytes) -> None:
+def test_unreadable_presence_is_shown_by_its_node_name(data: bytes) -> None:
     assert unpack_presence("00ff", data) == ProcessStatus("00ff")
 
 
-def test_what_newer_ones_add_is_left_out() -> None:
+def test_unknown_presence_fields_are_ignored() -> None:
     data = pack_presence(FIRST).replace(b'{"audit"', b'{"addition": 1, "audit"')
     assert unpack_presence("00ff", data) == FIRST

@@ -1,4 +1,4 @@
-"""Which seat is given to a bookie of another rack (AU10)."""
+"""Which seat is moved to a bookie in another rack (AU10)."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -26,13 +26,15 @@ def ledgers_with(racks: str) -> Any:
     [
         (Quorum(3, 3, 2), "AAAB", 1),
         (Quorum(2, 2, 2), "AAB", 1),
-        (Quorum(3, 2, 2), "AAAB", 1),  # Two of three write sets are spread, and more cannot be had.
+        (Quorum(3, 2, 2), "AAAB", 1),  # At most two of three write sets can be spread.
         (Quorum(5, 2, 2), "AAAAABBB", 2),
         (Quorum(3, 3, 2), "AAAA", 0),
         (Quorum(3, 3, 2), "ABAB", 0),
     ],
 )
-def test_each_swap_is_a_gain_until_there_is_none(quorum: Quorum, racks: str, swaps: int) -> None:
+def test_each_rack_swap_leaves_fewer_sets_in_one_rack(
+    quorum: Quorum, racks: str, swaps: int
+) -> None:
     ledgers, ensemble, made = ledgers_with(racks), names(*range(quorum.ensemble)), 0
     left = ledgers.sets_in_one_rack(quorum, ensemble)
     while found := pick_for_racks(ledgers, quorum, ensemble):

@@ -1,4 +1,4 @@
-"""Drain tasks and failures in our own tree."""
+"""Drain tasks and failures in Rollbook's own metadata tree."""
 
 import random
 
@@ -21,10 +21,10 @@ async def cluster(rival: MetadataStore) -> Cluster:
     return await initialise(rival, "/ledgers", random.Random(1))
 
 
-async def test_drain_tasks_lie_where_java_does_not_look(
+async def test_drain_tasks_are_stored_outside_bookkeepers_tree(
     store: FaultyStore, cluster: Cluster, rival: MetadataStore
 ) -> None:
-    """BL20: Java's worker would find the copies sound and delete the mark."""
+    """BL20: BookKeeper's worker would find the copies sound and delete the mark."""
     tasks = DrainTasks(store, cluster)
     await tasks.prepare()
     await tasks.mark(L7, [B1], 1)
@@ -37,7 +37,7 @@ async def test_drain_tasks_lie_where_java_does_not_look(
 
 
 @pytest.mark.parametrize("fate", [Fate.OK, Fate.ANSWER_LOST, Fate.REQUEST_LOST])
-async def test_failures_are_written_over_and_cleared(
+async def test_failures_are_overwritten_and_cleared(
     store: FaultyStore, cluster: Cluster, fate: Fate
 ) -> None:
     """BL22: success or failure is recorded for each ledger."""

@@ -1,4 +1,4 @@
-"""Bookies in doubt are healed without a person, and nobody who writes is fenced: real bookies in this process."""
+"""Automatic healing of real bookies in doubt, without fencing live writers."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -46,15 +46,15 @@ async def cluster(tmp_path: Path) -> AsyncIterator[LocalCluster]:
 
 
 class CountingHealing(RestoreScheduler):
-    turns = 0  # Begun ones.
+    turns = 0  # Started turns.
 
     async def _turn(self, group: TaskGroup) -> None:
         self.turns += 1
         await super()._turn(group)
 
 
-async def has_had_its_chance(healer: CountingHealing) -> None:
-    """Two turns that began after this call have ended."""
+async def finish_two_turns(healer: CountingHealing) -> None:
+    """Wait until two turns that started after this call have ended."""
     turns = healer.turns
     await until(lambda: healer.turns >= turns + 3)
 
@@ -97,8 +97,8 @@ async def lose_journal(cluster: LocalCluster) -> None:
     await cluster.start(HURT)
 
 
-async def test_a_bookie_that_lost_its_journal_is_healed_by_itself(cluster: LocalCluster) -> None:
-    """DH1, HL1: closed ledgers come back, and it doubts nothing any more."""
+async def test_bookie_that_lost_its_journal_is_healed_automatically(cluster: LocalCluster) -> None:
+    """DH1, HL1: its closed ledgers are restored, and no doubts remain."""
     async with cluster.connect(QUICK) as ledgers:
         writers = [await write(ledgers, 50, is_closed=True) for _ in range(4)]
         await lose_journal(cluster)
@@ -111,10 +111,10 @@ async def test_a_bookie_that_lost_its_journal_is_healed_by_itself(cluster: Local
                 assert await held_by(cluster, writer.ledger_id) == list(range(50))
 
 
-async def test_an_idle_writer_leaves_a_bookie_that_doubts_everything_and_goes_on(
+async def test_idle_writer_leaves_a_bookie_doubting_everything(
     cluster: LocalCluster,
 ) -> None:
-    """DH3, WR11: the bookie says so in its registration; the ledger stays open, and the bookie is healed."""
+    """DH3, WR11: the registration announces the doubts; the ledger stays open."""
     async with cluster.connect(QUICK) as ledgers:
         while True:
             writer = await ledgers.create()
@@ -135,12 +135,10 @@ async def test_an_idle_writer_leaves_a_bookie_that_doubts_everything_and_goes_on
         assert await writer.append(b"after") == 1
         await writer.close()
         while not (await ledgers.verify(writer.ledger_id)).is_sound:
-            await asyncio.sleep(
-                0.05
-            )  # Two copies confirm an entry; the third one may be on its way.
+            await asyncio.sleep(0.05)  # The third copy may still be in flight.
 
 
-async def test_the_ledger_of_a_dead_writer_is_closed_after_the_grace_period(
+async def test_dead_writers_ledger_is_closed_after_the_grace_period(
     cluster: LocalCluster,
 ) -> None:
     """DH3."""
@@ -153,7 +151,9 @@ async def test_the_ledger_of_a_dead_writer_is_closed_after_the_grace_period(
         async with healing(cluster, ledgers, replace(CONFIG, grace_s=0.5)) as healer:
             await until(lambda: LOST in healer.states and healer.states[LOST].attempts > 0)
             stored = await ledgers.metadata(writer.ledger_id, fresh=True)
-            assert stored.metadata.state is LedgerState.OPEN, "its writer has time to leave"
+            assert stored.metadata.state is LedgerState.OPEN, (
+                "its writer has time to leave the bookie"
+            )
             await until(lambda: not is_in_doubt(cluster))
         assert (await ledgers.metadata(writer.ledger_id, fresh=True)).metadata.is_closed
 
@@ -161,7 +161,7 @@ async def test_the_ledger_of_a_dead_writer_is_closed_after_the_grace_period(
 async def test_dead_writers_ledger_is_closed_after_its_bookie_was_formatted(
     cluster: LocalCluster,
 ) -> None:
-    """DH3: a format names the open ledgers in its doubts, and these stayed on two copies until somebody wrote."""
+    """DH3: a format puts open ledgers in doubt; without a close they would stay on two copies."""
     async with cluster.connect(QUICK) as ledgers:
         while True:
             writer = await write(ledgers, 10)
@@ -174,14 +174,16 @@ async def test_dead_writers_ledger_is_closed_after_its_bookie_was_formatted(
             await until(lambda: LOST in healer.states and healer.states[LOST].attempts > 0)
             assert not healer.states[LOST].doubts_everything
             stored = await ledgers.metadata(writer.ledger_id, fresh=True)
-            assert stored.metadata.state is LedgerState.OPEN, "its writer has time to leave"
+            assert stored.metadata.state is LedgerState.OPEN, (
+                "its writer has time to leave the bookie"
+            )
             await until(lambda: not is_in_doubt(cluster))
         assert (await ledgers.metadata(writer.ledger_id, fresh=True)).metadata.is_closed
         assert await held_by(cluster, writer.ledger_id) == list(range(10))
 
 
 class Unreachable:
-    """Admin pages that nobody answers at."""
+    """Doubts of a bookie whose admin API does not answer."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -195,10 +197,10 @@ class Unreachable:
     async def settle_everything(self, stamp: str) -> None: ...
 
 
-async def test_a_bookie_that_does_not_say_what_it_doubts_is_asked_less_and_less(
+async def test_unreachable_doubts_page_is_not_polled_before_its_retry(
     cluster: LocalCluster,
 ) -> None:
-    """DH2: nothing spins."""
+    """DH2: the healer does not spin."""
     away = Unreachable()
     async with (
         cluster.connect(QUICK) as ledgers,
@@ -210,13 +212,13 @@ async def test_a_bookie_that_does_not_say_what_it_doubts_is_asked_less_and_less(
         ) as healer,
     ):
         await until(lambda: LOST in healer.states)
-        await has_had_its_chance(healer)
+        await finish_two_turns(healer)
         assert away.asked == 1
         assert healer.states[LOST].attempts == 1
         assert "nobody answers" in healer.states[LOST].last_error
 
 
-async def test_while_recovery_is_switched_off_nobody_is_healed(cluster: LocalCluster) -> None:
+async def test_no_bookie_is_healed_while_recovery_is_disabled(cluster: LocalCluster) -> None:
     async with cluster.connect(QUICK) as ledgers:
         await write(ledgers, 5, is_closed=True)
         marks = Marks(ledgers.store, ledgers.cluster.root)
@@ -224,7 +226,7 @@ async def test_while_recovery_is_switched_off_nobody_is_healed(cluster: LocalClu
         await marks.disable()
         await lose_journal(cluster)
         async with healing(cluster, ledgers) as healer:
-            await has_had_its_chance(healer)
+            await finish_two_turns(healer)
             assert is_in_doubt(cluster)
             await marks.enable()
             await until(lambda: not is_in_doubt(cluster))

@@ -1,4 +1,4 @@
-"""Marked ledgers get their copies back: real bookies on real sockets and disks, in this process."""
+"""Repair of marked ledgers; real bookies on real sockets and disks in this process."""
 
 import asyncio
 import random
@@ -52,7 +52,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[LocalCluster]:
 
 
 class SteppedClock(SystemClock):
-    """The machine's, as far ahead as a test says: periods pass without waiting."""
+    """The system clock plus an offset, so that a test can skip periods without waiting."""
 
     ahead_s = 0
 
@@ -79,7 +79,7 @@ class Site:
     async def write(
         self, count: int, *, is_closed: bool = True, ack: int = 2, write: int = 3, ensemble: int = 3
     ) -> LedgerId:
-        """It has a seat on the bookie that will be lost."""
+        """Write a ledger with a seat on the bookie `LOST`."""
         while True:
             writer = await self.ledgers.create(ensemble=ensemble, write=write, ack=ack)
             if LOST in writer.metadata.fragments[0].ensemble:
@@ -101,7 +101,7 @@ class Site:
             await asyncio.sleep(0.01)
 
     async def drain(self, state: LifecycleState = LifecycleState.DRAINING) -> None:
-        """Or whatever else becomes of it."""
+        """Put the bookie `LOST` into this lifecycle state."""
         nodes = LifecycleNodes(self.store, self.ledgers.cluster)
         found = await nodes.read(LOST)
         token = "2" if found.version is None else f"{found.version:x}"
@@ -115,7 +115,7 @@ class Site:
         return [each async for each in self.marks.ids()]
 
     async def require_whole(self, ledger_id: LedgerId, count: int) -> None:
-        """A third copy of a writer's last entries may still be on its way."""
+        """Wait until all copies are sound: third copies may still be in flight."""
         while not (verdict := await self.ledgers.verify(ledger_id)).is_sound:
             await asyncio.sleep(0.05)
         assert verdict.entries == count
@@ -140,8 +140,8 @@ async def site_of(cluster: LocalCluster) -> AsyncIterator[Site]:
         await store.close()
 
 
-async def test_copies_of_a_lost_bookie_are_made_elsewhere(cluster: LocalCluster) -> None:
-    """AR3, AR21, AR22, AR23, AR24, AR30, AR31, AR32, AR33, AR34, AR35: copied, swapped, un-marked, released."""
+async def test_copies_of_a_lost_bookie_are_re_replicated(cluster: LocalCluster) -> None:
+    """AR3, AR21, AR22, AR23, AR24, AR30, AR31, AR32, AR33, AR34, AR35."""
     async with site_of(cluster) as site:
         ids = {await site.write(count): count for count in (200, 3, 0)}
         striped = await site.write(120, ensemble=4, write=2)
@@ -157,16 +157,16 @@ async def test_copies_of_a_lost_bookie_are_made_elsewhere(cluster: LocalCluster)
         assert LOST in (await site.ledgers.metadata(striped)).metadata.fragments[0].ensemble
 
 
-async def test_ledgers_that_stay_marked_for_long_are_reported(
+async def test_leading_auditor_counts_overdue_ledgers(
     cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the auditor alone; how long is a setting."""
+    """Only the leading auditor counts them."""
     monkeypatch.setattr(server_module, "_COUNT_S", 0)
     async with site_of(cluster) as site:
         config = RecoveryConfig(audit=AuditConfig(overdue_s=600))
         parts = (site.ledgers, site.store, SystemClock(), random.Random(1), config)
         server = RecoveryServer(*parts, ProcessIdentity(BookieId("here")))
-        await site.mark(LedgerId(7))  # In 1970.
+        await site.mark(LedgerId(7))  # Marked in 1970.
         await site.marks.mark(LedgerId(8), (LOST,), SystemClock().wall_us() // 1000)
         await server._count_short()
         assert server.stats.short_ledgers() == 0
@@ -175,8 +175,8 @@ async def test_ledgers_that_stay_marked_for_long_are_reported(
         assert (server.stats.short_ledgers(), server.stats.overdue_ledgers()) == (2, 1)
 
 
-async def test_a_worker_follows_the_rate_that_a_person_sets(cluster: LocalCluster) -> None:
-    """AR21: while it runs, and from its start on; what cannot be read is as if nobody had set one."""
+async def test_worker_follows_the_configured_copy_rate(cluster: LocalCluster) -> None:
+    """AR21: at its start and while it runs; an unreadable rate means the configured maximum."""
     async with site_of(cluster) as site:
         order, worker = RateOrder(site.store, site.ledgers.cluster), site.worker
         await order.write(1_000)
@@ -192,7 +192,7 @@ async def test_a_worker_follows_the_rate_that_a_person_sets(cluster: LocalCluste
         await asyncio.gather(running, return_exceptions=True)
 
 
-async def test_only_the_owed_stripe_is_copied(tmp_path: Path) -> None:
+async def test_only_the_lost_stripe_is_copied(tmp_path: Path) -> None:
     names = tuple(f"bk-{number}" for number in range(1, 7))
     async with (
         asyncio.timeout(PATIENCE_S),
@@ -207,8 +207,8 @@ async def test_only_the_owed_stripe_is_copied(tmp_path: Path) -> None:
         assert site.worker.stats.entries == 60
 
 
-async def test_memory_comes_back_as_copies_become_durable(cluster: LocalCluster) -> None:
-    """What is read next may wait for memory that is owed for what is being written."""
+async def test_repair_completes_with_a_minimal_memory_budget(cluster: LocalCluster) -> None:
+    """Reads may have to wait for memory of copies that are still being written."""
     async with site_of(cluster) as site:
         ledger_id = await site.write(100)
         await site.lose()
@@ -219,8 +219,8 @@ async def test_memory_comes_back_as_copies_become_durable(cluster: LocalCluster)
         await site.require_whole(ledger_id, 100)
 
 
-async def test_an_abandoned_ledger_is_closed_after_the_grace_period(cluster: LocalCluster) -> None:
-    """AR26, AR27, RP4: one look is not enough."""
+async def test_abandoned_ledger_is_closed_after_the_grace_period(cluster: LocalCluster) -> None:
+    """AR26, AR27, RP4: the first look only starts the period."""
     async with site_of(cluster) as site:
         ledger_id = await site.write(50, is_closed=False)
         await site.lose()
@@ -236,8 +236,8 @@ async def test_an_abandoned_ledger_is_closed_after_the_grace_period(cluster: Loc
         assert await site.marked() == []
 
 
-async def test_the_grace_periods_of_many_ledgers_run_side_by_side(cluster: LocalCluster) -> None:
-    """RP4: a walk over several pages once forgot the periods that it had begun, but for the last page's."""
+async def test_grace_periods_of_many_ledgers_run_in_parallel(cluster: LocalCluster) -> None:
+    """RP4: a walk over several pages must not forget the periods of earlier pages."""
     async with site_of(cluster) as site:
         ledger_ids = [await site.write(5, is_closed=False) for _ in range(6)]
         await site.lose()
@@ -250,8 +250,8 @@ async def test_the_grace_periods_of_many_ledgers_run_side_by_side(cluster: Local
         assert await site.marked() == []
 
 
-async def test_a_live_writer_moves_on_and_nobody_fences_it(cluster: LocalCluster) -> None:
-    """AR28, AR29: the writer changes the ensemble; its closed fragment is repaired while it appends."""
+async def test_live_writer_is_not_fenced_by_a_repair(cluster: LocalCluster) -> None:
+    """AR28, AR29: the writer changes its ensemble; its earlier fragment is repaired."""
     async with site_of(cluster) as site:
         writer = await site.ledgers.create()
         while LOST not in writer.metadata.fragments[0].ensemble:
@@ -271,7 +271,7 @@ async def test_a_live_writer_moves_on_and_nobody_fences_it(cluster: LocalCluster
         await site.require_whole(writer.ledger_id, 22)
 
 
-async def test_an_unclaimed_ledger_changes_its_seat(cluster: LocalCluster) -> None:
+async def test_lost_seat_of_an_unclaimed_ledger_is_replaced(cluster: LocalCluster) -> None:
     async with site_of(cluster) as site:
         while True:
             ledger_id = await site.ledgers.reserve()
@@ -293,7 +293,7 @@ async def test_an_unclaimed_ledger_changes_its_seat(cluster: LocalCluster) -> No
 async def test_returned_bookie_keeps_its_seat_and_gets_only_what_it_lacks(
     cluster: LocalCluster,
 ) -> None:
-    """RP2, RP6: within the delay nothing is copied."""
+    """RP2, RP6: a complete bookie gets no copies."""
     async with site_of(cluster) as site:
         ledger_id = await site.write(100)
         before = (await site.ledgers.metadata(ledger_id)).metadata
@@ -306,8 +306,8 @@ async def test_returned_bookie_keeps_its_seat_and_gets_only_what_it_lacks(
         assert (await site.ledgers.metadata(ledger_id, fresh=True)).metadata == before
 
 
-async def test_registered_is_not_whole(cluster: LocalCluster) -> None:
-    """Lost, formatted and back: its entries come back to it."""
+async def test_formatted_bookie_gets_its_entries_back(cluster: LocalCluster) -> None:
+    """A registered bookie is not whole if it was formatted."""
     async with site_of(cluster) as site:
         ledger_id = await site.write(100)
         await site.lose()
@@ -320,7 +320,7 @@ async def test_registered_is_not_whole(cluster: LocalCluster) -> None:
         assert await cluster.bookies[LOST].storage.entry_ids(ledger_id) == list(range(100))
 
 
-async def test_a_draining_bookie_gives_up_its_seats_while_it_serves(cluster: LocalCluster) -> None:
+async def test_draining_bookie_is_replaced_while_it_serves(cluster: LocalCluster) -> None:
     """BL20, BL21."""
     async with site_of(cluster) as site:
         ledger_id = await site.write(100)
@@ -336,7 +336,7 @@ async def test_a_draining_bookie_gives_up_its_seats_while_it_serves(cluster: Loc
 async def test_task_for_a_bookie_that_does_not_drain_moves_and_fences_nothing(
     cluster: LocalCluster,
 ) -> None:
-    """RP2, RP4, LC6: it is looked at, and keeps its seats."""
+    """RP2, RP4, LC6: the bookie is only checked, and keeps its seats."""
     async with site_of(cluster) as site:
         ids = [await site.write(20), await site.write(20, is_closed=False)]
         for ledger_id in ids:
@@ -349,10 +349,10 @@ async def test_task_for_a_bookie_that_does_not_drain_moves_and_fences_nothing(
         assert all(each.names(LOST) for each in found)
 
 
-async def test_a_bookie_that_is_to_be_looked_at_and_is_away_is_waited_for(
+async def test_check_task_waits_for_an_absent_bookie(
     cluster: LocalCluster,
 ) -> None:
-    """RP2: only its loss is a reason to give its seat to another one."""
+    """RP2: only a marked loss moves its seat to another bookie."""
     async with site_of(cluster) as site:
         ledger_id = await site.write(20)
         await site.lose()
@@ -363,10 +363,10 @@ async def test_a_bookie_that_is_to_be_looked_at_and_is_away_is_waited_for(
         assert await site.failures.read(ledger_id) is not None
 
 
-async def test_a_drain_that_is_called_off_during_the_copy_moves_nothing(
+async def test_drain_cancelled_during_the_copy_moves_no_seat(
     cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """RP2: the swap names the lifecycle by which the bookie drains."""
+    """RP2: the swap is conditional on the lifecycle version of the drain."""
     copy = LedgerRepair._copy
 
     async def copy_and_call_off(self: LedgerRepair, *arguments: Any) -> Any:
@@ -385,8 +385,8 @@ async def test_a_drain_that_is_called_off_during_the_copy_moves_nothing(
         assert [each async for each in site.drains.ids()] == []
 
 
-async def test_the_grace_period_is_that_of_one_loss(cluster: LocalCluster) -> None:
-    """RP4: what a worker has seen of an earlier loss does not shorten the next one."""
+async def test_each_loss_has_its_own_grace_period(cluster: LocalCluster) -> None:
+    """RP4: the period of an earlier loss does not shorten that of the next one."""
     async with site_of(cluster) as site:
         ledger_id = await site.write(20, is_closed=False)
         site.worker = site.make_worker(replace(CONFIG, grace_s=60))
@@ -408,10 +408,10 @@ async def test_the_grace_period_is_that_of_one_loss(cluster: LocalCluster) -> No
 
 
 @pytest.mark.parametrize("is_formatted", [False, True])
-async def test_target_restarted_after_the_copy_is_not_trusted_to_have_it(
+async def test_restarted_target_is_checked_and_copied_again(
     cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch, is_formatted: bool
 ) -> None:
-    """RP3: a formatted one lost what was copied, so it is copied again."""
+    """RP3: a formatted target has lost the copies, so they are made again."""
     copy, targets = LedgerRepair._copy, list[BookieId]()
 
     async def copy_and_restart(self: LedgerRepair, metadata: Any, seat: Any, target: Any) -> Any:
@@ -439,8 +439,8 @@ async def test_target_restarted_after_the_copy_is_not_trusted_to_have_it(
         await site.require_whole(ledger_id, 40)
 
 
-async def test_the_local_bookie_is_taken_first(cluster: LocalCluster) -> None:
-    """AR22, AR23, AR31: of segments that it has no copy of; others take those of which it has one."""
+async def test_local_bookie_is_the_preferred_target(cluster: LocalCluster) -> None:
+    """AR22, AR23, AR31: for segments without a copy on it; other bookies take the rest."""
     local = BookieId("bk-4")
     async with site_of(cluster) as site:
         was_member: dict[LedgerId, bool] = {}
@@ -458,7 +458,7 @@ async def test_the_local_bookie_is_taken_first(cluster: LocalCluster) -> None:
             assert metadata.names(local)
 
 
-async def test_while_the_switch_is_off_nothing_begins(cluster: LocalCluster) -> None:
+async def test_worker_repairs_nothing_while_recovery_is_disabled(cluster: LocalCluster) -> None:
     """AR10, AR11."""
     async with site_of(cluster) as site:
         ledger_id = await site.write(5)
@@ -472,8 +472,8 @@ async def test_while_the_switch_is_off_nothing_begins(cluster: LocalCluster) -> 
         assert await site.marked() == []
 
 
-async def test_a_mark_without_bookies_spreads_copies_over_racks(cluster: LocalCluster) -> None:
-    """Only a worker that has a map of racks touches it."""
+async def test_mark_without_bookies_spreads_copies_over_racks(cluster: LocalCluster) -> None:
+    """Only a worker with a map of racks handles such a mark."""
     racks = ("bk-1=a", "bk-2=a", "bk-3=a", "bk-4=b")
     async with site_of(cluster) as site, cluster.connect(replace(QUICK, racks=racks)) as mapped:
         await mapped.until_writable(4, PATIENCE_S)
@@ -491,7 +491,7 @@ async def test_a_mark_without_bookies_spreads_copies_over_racks(cluster: LocalCl
         await site.require_whole(ledger_id, 20)
 
 
-async def test_another_workers_lock_is_respected(cluster: LocalCluster) -> None:
+async def test_ledger_locked_by_another_worker_is_skipped(cluster: LocalCluster) -> None:
     """AR21."""
     async with site_of(cluster) as site:
         ledger_id = await site.write(5)
@@ -507,15 +507,15 @@ async def test_another_workers_lock_is_respected(cluster: LocalCluster) -> None:
             await locks.release(lock)
         finally:
             await other.close()
-        site.clock.ahead_s += 1  # The pause of a ledger that was locked is over.
+        site.clock.ahead_s += 1  # Ends the pause for locked ledgers.
         await site.worker.work_once()
         assert await site.marked() == []
 
 
-async def test_a_lock_that_was_not_released_is_no_other_workers(
+async def test_worker_reuses_its_own_unreleased_lock(
     cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """MK5: the store went away during the release, and this ledger is all that is left to do."""
+    """MK5: the metadata store became unavailable during the release."""
     async with site_of(cluster) as site:
         ledger_id = await site.write(5)
         await site.lose()
@@ -536,8 +536,8 @@ async def test_a_lock_that_was_not_released_is_no_other_workers(
         assert await site.marks.locked() == set()
 
 
-async def test_a_failure_is_written_down_and_waits_for_its_next_try(cluster: LocalCluster) -> None:
-    """AR25, RP5: no bookie can take the seat; nothing spins, the lock is free, the mark stays."""
+async def test_failed_repair_is_recorded_and_not_retried_at_once(cluster: LocalCluster) -> None:
+    """AR25, RP5: no bookie can take the seat; the lock is released, and the mark stays."""
     async with site_of(cluster) as site:
         ledger_id = await site.write(5, ensemble=4, write=4)
         await site.lose()
@@ -552,10 +552,10 @@ async def test_a_failure_is_written_down_and_waits_for_its_next_try(cluster: Loc
         assert await site.marks.locked() == set()
 
 
-async def test_what_another_worker_failed_at_just_before_is_not_tried_at_once(
+async def test_repair_that_just_failed_elsewhere_is_not_retried(
     cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """RP5: it failed between this worker's look at what is due and its lock."""
+    """RP5: another worker's repair fails between this worker's look and its lock."""
     async with site_of(cluster) as site:
         ledger_id = await site.write(5)
         await site.lose()
@@ -575,8 +575,8 @@ async def test_what_another_worker_failed_at_just_before_is_not_tried_at_once(
         assert await site.marks.locked() == set()
 
 
-async def test_a_drain_that_begins_makes_a_failed_ledger_due(cluster: LocalCluster) -> None:
-    """RP7: and so does one that is tried again; attempts before it do not count."""
+async def test_new_drain_makes_a_failed_ledger_due(cluster: LocalCluster) -> None:
+    """RP7: also a retried drain; earlier attempts do not count."""
     async with site_of(cluster) as site:
         ledger_id = await site.write(5, ensemble=4, write=4)
         await site.drains.mark(ledger_id, [LOST], 1)
@@ -594,7 +594,7 @@ async def test_a_drain_that_begins_makes_a_failed_ledger_due(cluster: LocalClust
         assert attempts == [(1, ("2",)), (1, ("0",))]
 
 
-async def test_unreachable_copies_wait_and_are_not_called_lost(cluster: LocalCluster) -> None:
+async def test_unreachable_copies_are_not_reported_as_lost(cluster: LocalCluster) -> None:
     async with site_of(cluster) as site:
         ledger_id = await site.write(5, ensemble=1, write=1, ack=1)
         await site.lose()
@@ -605,7 +605,7 @@ async def test_unreachable_copies_wait_and_are_not_called_lost(cluster: LocalClu
         assert (failure.code, failure.is_unrecoverable) == ("ENTRY_UNAVAILABLE", False)
 
 
-async def test_a_deleted_ledger_needs_no_repair(cluster: LocalCluster) -> None:
+async def test_mark_of_a_deleted_ledger_is_removed(cluster: LocalCluster) -> None:
     async with site_of(cluster) as site:
         ledger_id = await site.write(5)
         await site.lose()
@@ -615,7 +615,7 @@ async def test_a_deleted_ledger_needs_no_repair(cluster: LocalCluster) -> None:
         assert await site.marked() == []
 
 
-async def test_a_running_worker_hears_of_marks(cluster: LocalCluster) -> None:
+async def test_running_worker_notices_new_marks(cluster: LocalCluster) -> None:
     """AR20."""
     async with site_of(cluster) as site:
         ledger_id = await site.write(5)
@@ -631,7 +631,7 @@ async def test_a_running_worker_hears_of_marks(cluster: LocalCluster) -> None:
         await site.require_whole(ledger_id, 5)
 
 
-async def test_work_begins_before_all_marks_are_read(cluster: LocalCluster) -> None:
+async def test_repairs_start_before_all_marks_are_read(cluster: LocalCluster) -> None:
     """Each mark read takes round trips, and a lost bookie leaves many thousands of marks."""
     async with site_of(cluster) as site:
         await site.mark(*map(LedgerId, range(300)))

@@ -1,4 +1,4 @@
-"""The tracker of acks: stories, then chance against a slow and obvious model."""
+"""The ack tracker: scenarios, then random acks compared with a simple model."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ def ids(*entries: int) -> list[EntryId]:
     return [EntryId(each) for each in entries]
 
 
-def test_the_lac_never_passes_a_hole() -> None:
+def test_lac_never_passes_an_unacked_entry() -> None:
     """WR1: entries confirm in order, however their acks arrive."""
     tracker = AckTracker(Q332)
     assert not tracker.on_acks(0, ids(1, 2), EntryId(3))
@@ -31,8 +31,8 @@ def test_the_lac_never_passes_a_hole() -> None:
     assert tracker.last_add_confirmed == 2
 
 
-def test_one_bookie_counts_once() -> None:
-    """WR1: its second answer to an add is no second copy."""
+def test_repeated_acks_of_one_bookie_count_once() -> None:
+    """WR1: a second reply to an add is not a second copy."""
     tracker = AckTracker(Q332)
     for _ in range(3):
         assert not tracker.on_acks(0, ids(0), EntryId(1))
@@ -41,16 +41,16 @@ def test_one_bookie_counts_once() -> None:
 
 
 @pytest.mark.parametrize("lie", [ids(0, 1, 2), ids(2), ids(0, 0, 2), ids(5)])
-def test_acks_of_what_was_not_sent_do_not_count(lie: list[EntryId]) -> None:
-    """WR1: entries 0 and 1 were sent; a bookie with more than that is mistaken."""
+def test_acks_of_unsent_entries_do_not_count(lie: list[EntryId]) -> None:
+    """WR1: only entries 0 and 1 were sent, so acks of others are invalid."""
     tracker = AckTracker(Q332)
     tracker.on_acks(0, lie, EntryId(2))
     tracker.on_acks(1, ids(0, 1, 2, 3, 4, 5), EntryId(6))
     assert tracker.last_add_confirmed < 2
 
 
-def test_a_stretch_with_a_repeat_in_it_is_no_row() -> None:
-    """Its ends and its length are those of a row, and entry 1 is not in it."""
+def test_acks_with_a_repeated_id_are_not_taken_as_a_range() -> None:
+    """First, last and count look like a range, but entry 1 is missing."""
     tracker = AckTracker(Q332)
     tracker.on_acks(0, ids(0, 2, 2), EntryId(3))
     tracker.on_acks(1, ids(0, 1, 2), EntryId(3))
@@ -58,8 +58,8 @@ def test_a_stretch_with_a_repeat_in_it_is_no_row() -> None:
     assert tracker.acked_below(0) == 1
 
 
-def test_copies_on_a_bookie_that_leaves_do_not_count() -> None:
-    """WR2: nor does what it says later."""
+def test_copies_on_a_withdrawn_bookie_do_not_count() -> None:
+    """WR2: its later acks do not count, either."""
     tracker = AckTracker(Q332)
     tracker.on_acks(2, ids(0, 1), EntryId(2))
     tracker.withdraw(2)
@@ -71,15 +71,15 @@ def test_copies_on_a_bookie_that_leaves_do_not_count() -> None:
     assert tracker.last_add_confirmed == 0
 
 
-def test_copies_of_those_who_stay_count_while_another_leaves() -> None:
-    """WR2: they are in the ensemble whatever becomes of the change."""
+def test_copies_on_remaining_bookies_count_during_withdrawal() -> None:
+    """WR2: they stay in the ensemble whether the change succeeds or not."""
     tracker = AckTracker(Q332)
     tracker.withdraw(2)
     assert not tracker.on_acks(0, ids(0), EntryId(1))
     assert tracker.on_acks(1, ids(0), EntryId(1))
 
 
-def test_nothing_is_complete_before_the_slowest_has_it() -> None:
+def test_entry_is_complete_once_all_unexcused_bookies_acked() -> None:
     tracker = AckTracker(Q332)
     tracker.on_acks(0, ids(0, 1), EntryId(2))
     tracker.on_acks(1, ids(0, 1), EntryId(2))
@@ -88,13 +88,13 @@ def test_nothing_is_complete_before_the_slowest_has_it() -> None:
     assert tracker.complete_to() == 1
     tracker.excuse(2)
     assert tracker.complete_to() == 2
-    assert tracker.recall(2, EntryId(2)) == 1  # From there up to 2 it lacks what it lacks.
+    assert tracker.recall(2, EntryId(2)) == 1  # It still lacks entries from 1 up to 2.
     tracker.on_acks(0, ids(2), EntryId(3))
     tracker.on_acks(1, ids(2), EntryId(3))
     assert (tracker.acked_below(2), tracker.complete_to()) == (2, 2)
 
 
-def test_beyond_32_bits() -> None:
+def test_entry_ids_beyond_32_bits_are_confirmed() -> None:
     quorum = Quorum(ensemble=4, write=3, ack=2)
     tracker = AckTracker(quorum, BIG)
     for slot in quorum.write_slots(BIG)[1:]:
@@ -102,16 +102,16 @@ def test_beyond_32_bits() -> None:
     assert tracker.last_add_confirmed == BIG
 
 
-# --- Chance -------------------------------------------------------------------------------------
+# --- Random -------------------------------------------------------------------------------------
 
 
 @dataclass
 class Model:
-    """Who has what, entry by entry; every question is answered by looking at all of it."""
+    """All copies, entry by entry; every question is answered by a full scan."""
 
     quorum: Quorum
     lac: int = -1
-    have: set[tuple[int, int]] = field(default_factory=set)  # Slot and entry.
+    have: set[tuple[int, int]] = field(default_factory=set)  # Pairs of slot and entry.
     withdrawn: set[int] = field(default_factory=set)
     excused: set[int] = field(default_factory=set)
 
@@ -127,7 +127,7 @@ class Model:
     def withdraw(self, slot: int) -> None:
         self.withdrawn.add(slot)
         self.have = {(s, e) for s, e in self.have if s != slot}
-        self.settle(slot)  # What is confirmed is not waited for any more.
+        self.settle(slot)  # Confirmed entries need no further acks.
 
     def admit(self, slot: int) -> None:
         self.withdrawn.discard(slot)
@@ -139,7 +139,7 @@ class Model:
         self.settle(slot)
 
     def settle(self, slot: int) -> None:
-        """What is confirmed already is not asked of it again."""
+        """Mark confirmed entries as acked by this slot."""
         self.have |= {(slot, e) for e in range(self.lac + 1)}
 
     def complete_to(self) -> int:
@@ -157,8 +157,8 @@ QUORUMS = st.tuples(st.integers(1, 5), st.integers(1, 5), st.integers(1, 5)).map
 )
 
 
-def as_told(data: st.DataObject, entries: list[EntryId]) -> Sequence[EntryId]:
-    """Ids that count on come as a range, too, as a decoder makes one of them."""
+def as_decoded(data: st.DataObject, entries: list[EntryId]) -> Sequence[EntryId]:
+    """Turn consecutive IDs into a range at random, as a decoder does."""
     row = range(entries[0], entries[0] + len(entries))
     if entries == [*row] and data.draw(st.booleans()):
         return cast(Sequence[EntryId], row)
@@ -167,8 +167,8 @@ def as_told(data: st.DataObject, entries: list[EntryId]) -> Sequence[EntryId]:
 
 @settings(max_examples=150, deadline=None)
 @given(QUORUMS, st.data())
-def test_it_says_what_the_model_says(quorum: Quorum, data: st.DataObject) -> None:
-    """WR1, WR2: whatever the order of acks, repeats, lies, and slots that change hands."""
+def test_ack_tracker_matches_the_model(quorum: Quorum, data: st.DataObject) -> None:
+    """WR1, WR2: for any order of acks, repeats, false acks and replaced slots."""
     tracker, model = AckTracker(quorum), Model(quorum)
     slots = st.integers(0, quorum.ensemble - 1)
     end = 0
@@ -184,14 +184,14 @@ def test_it_says_what_the_model_says(quorum: Quorum, data: st.DataObject) -> Non
                 ]
                 some = row[: data.draw(st.integers(1, 6))]
                 if some:
-                    before, told = tracker.last_add_confirmed, as_told(data, some)
+                    before, told = tracker.last_add_confirmed, as_decoded(data, some)
                     assert tracker.on_acks(slot, told, EntryId(end)) == (
                         tracker.last_add_confirmed > before
                     )
                     model.on_acks(slot, some, end)
             case "any":
                 some = data.draw(st.lists(st.integers(0, end + 2).map(EntryId), min_size=1))
-                tracker.on_acks(slot, as_told(data, some), EntryId(end))
+                tracker.on_acks(slot, as_decoded(data, some), EntryId(end))
                 model.on_acks(slot, some, end)
             case "leave" if slot in model.withdrawn:
                 tracker.admit(slot, EntryId(tracker.last_add_confirmed + 1))

@@ -1,4 +1,4 @@
-"""Entries on their way: what is sent to whom, what is kept, and what time does."""
+"""The add pipeline: what each slot is sent, what is kept, and deadlines."""
 
 import itertools
 import random
@@ -50,7 +50,7 @@ def append(pipeline: AddPipeline, count: int, payload: bytes = b"xy") -> None:
 
 
 def take(pipeline: AddPipeline, slot: int, bytes_max: int = MIB) -> list[int]:
-    """Which entries the slot is sent."""
+    """Take the entries that the slot is sent now."""
     frames, count = pipeline.take(slot, bytes_max)
     entries = entries_in(frames)
     assert len(entries) == count
@@ -72,12 +72,12 @@ def tick(pipeline: AddPipeline, count: int) -> list[list[int]]:
     return [pipeline.on_tick() for _ in range(count)]
 
 
-# --- Taking in ----------------------------------------------------------------------------------
+# --- Appending ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("wrong", ["abc", 3, None, [1, 2], ["a"]], ids=repr)
-def test_an_argument_of_a_wrong_kind_changes_nothing(wrong: Any) -> None:
-    """WR1: an id, the ledger's length and the place in the queue come together or not at all."""
+def test_append_of_a_wrong_type_changes_nothing(wrong: Any) -> None:
+    """WR1: entry ID, ledger length and queue change together or not at all."""
     pipeline = make()
     append(pipeline, 1)
     before = pipeline.next_entry, pipeline.kept_bytes, pipeline.appended_bytes
@@ -86,14 +86,14 @@ def test_an_argument_of_a_wrong_kind_changes_nothing(wrong: Any) -> None:
     with pytest.raises(TypeError):
         pipeline.append_all([b"right", wrong])
     with pytest.raises(TypeError):
-        pipeline.append_all(["a", b"right", "b"])  # type: ignore[list-item]  # What is refused.
+        pipeline.append_all(["a", b"right", "b"])  # type: ignore[list-item]  # The refused type.
     assert (pipeline.next_entry, pipeline.kept_bytes, pipeline.appended_bytes) == before
     assert pipeline.append(b"abc") == 1
     assert pipeline.append_all([b"d", b"ef"]) == range(2, 4)
     assert taken(pipeline) == [(0, 2, b"xy"), (1, 5, b"abc"), (2, 6, b"d"), (3, 8, b"ef")]
 
 
-def test_whatever_has_bytes_is_taken_as_they_are_at_the_time() -> None:
+def test_append_copies_any_bytes_like_payload() -> None:
     pipeline = make()
     numbers = array("i", [1, 2, 3])
     changing = bytearray(b"changing")
@@ -111,7 +111,7 @@ def test_whatever_has_bytes_is_taken_as_they_are_at_the_time() -> None:
 
 
 def taken(pipeline: AddPipeline) -> list[tuple[int, int, bytes]]:
-    """What a bookie is sent: ids, the ledger's lengths, payloads."""
+    """Take what slot 0 is sent: entry IDs, ledger lengths, payloads."""
     frames, _ = pipeline.take(0, MIB)
     found: list[tuple[int, int, bytes]] = []
     for adds in RequestDecoder().feed(frames):
@@ -126,7 +126,7 @@ def taken(pipeline: AddPipeline) -> list[tuple[int, int, bytes]]:
 # --- Sending ------------------------------------------------------------------------------------
 
 
-def test_everyone_is_sent_the_same_bytes_once() -> None:
+def test_each_bookie_is_sent_the_same_bytes_once() -> None:
     pipeline = make()
     append(pipeline, 3)
     frames = [pipeline.take(slot, MIB) for slot in range(3)]
@@ -135,7 +135,7 @@ def test_everyone_is_sent_the_same_bytes_once() -> None:
     assert [take(pipeline, slot) for slot in range(3)] == [[], [], []]
 
 
-def test_each_stripe_gets_what_it_holds() -> None:
+def test_each_slot_is_sent_only_entries_of_its_stripe() -> None:
     pipeline = make(STRIPED)
     append(pipeline, 20)
     for slot in range(5):
@@ -143,17 +143,17 @@ def test_each_stripe_gets_what_it_holds() -> None:
         assert take(pipeline, slot, 400) + take(pipeline, slot) == wanted
 
 
-def test_a_connection_is_handed_only_so_much_at_a_time() -> None:
+def test_take_returns_at_most_the_requested_bytes() -> None:
     pipeline = make()
     append(pipeline, 4, bytes(1000))
     assert take(pipeline, 0, 2500) == [0, 1]
-    assert take(pipeline, 0, 1) == [2], "one goes whatever its size"
+    assert take(pipeline, 0, 1) == [2], "one entry is sent whatever its size"
     assert pipeline.has_more(0)
     assert take(pipeline, 0, 5000) == [3]
     assert not pipeline.has_more(0)
 
 
-def test_who_lags_behind_does_not_change_what_the_others_are_sent() -> None:
+def test_lagging_slot_does_not_change_what_other_slots_get() -> None:
     pipeline = make()
     append(pipeline, 4, bytes(1000))
     assert [take(pipeline, slot) for slot in (0, 1)] == [[0, 1, 2, 3]] * 2
@@ -167,10 +167,10 @@ def test_who_lags_behind_does_not_change_what_the_others_are_sent() -> None:
     assert take(pipeline, 2) == [5, 6]
     append(pipeline, 1)
     frames = [pipeline.take(slot, MIB)[0] for slot in range(3)]
-    assert frames[0] is frames[1] is frames[2], "joined once"
+    assert frames[0] is frames[1] is frames[2], "frames are joined only once"
 
 
-def test_a_burst_that_is_too_large_goes_in_pieces() -> None:
+def test_large_burst_is_sent_in_pieces() -> None:
     pipeline = make()
     append(pipeline, 5, bytes(1000))
     for slot in range(3):
@@ -178,11 +178,11 @@ def test_a_burst_that_is_too_large_goes_in_pieces() -> None:
     for slot in range(3):
         assert take(pipeline, slot, 2500) == [2, 3]
     frames = [pipeline.take(slot, 2500)[0] for slot in range(3)]
-    assert frames[0] is frames[1] is frames[2], "joined once"
+    assert frames[0] is frames[1] is frames[2], "frames are joined only once"
     assert entries_in(frames[0]) == [4]
 
 
-def test_a_new_connection_gets_what_was_not_acknowledged() -> None:
+def test_new_connection_is_sent_all_unacked_entries() -> None:
     pipeline = make()
     append(pipeline, 5)
     take(pipeline, 0)
@@ -191,23 +191,23 @@ def test_a_new_connection_gets_what_was_not_acknowledged() -> None:
     assert take(pipeline, 0) == [2, 3, 4]
 
 
-def test_what_was_refused_is_offered_again_and_nothing_else() -> None:
+def test_retry_resends_only_refused_entries() -> None:
     """WR8."""
     pipeline = make()
     append(pipeline, 5)
     take(pipeline, 0)
     assert pipeline.on_busy(0, [EntryId(1), EntryId(3)])
-    assert not pipeline.on_busy(0, [EntryId(2)]), "the pause has begun already"
+    assert not pipeline.on_busy(0, [EntryId(2)]), "the pause has already begun"
     append(pipeline, 1)
-    assert take(pipeline, 0) == [], "nothing is sent to one who is busy"
+    assert take(pipeline, 0) == [], "an overloaded bookie is sent nothing"
     answer(pipeline, 0, 0)
     frames, count = pipeline.retry(0, MIB)
-    assert (entries_in(frames), count) == ([1, 2, 3], 3), "4 is on its way"
+    assert (entries_in(frames), count) == ([1, 2, 3], 3), "entry 4 is in flight"
     assert take(pipeline, 0) == [5]
 
 
-def test_a_bookie_that_was_busy_is_not_buried() -> None:
-    """WR8: what it refused goes to it a piece at a time, and nothing else before that is done."""
+def test_refused_entries_are_resent_in_pieces_before_new_ones() -> None:
+    """WR8: refused entries are resent a piece at a time, before any new entry."""
     pipeline = make()
     append(pipeline, 5, bytes(1000))
     take(pipeline, 0)
@@ -226,7 +226,7 @@ def test_a_bookie_that_was_busy_is_not_buried() -> None:
 # --- The window -----------------------------------------------------------------------------------
 
 
-def test_the_window_counts_what_is_kept_for_the_slowest() -> None:
+def test_window_is_held_by_the_slowest_replica() -> None:
     """WR6: a slow third replica holds the writer back."""
     pipeline = make(window_entries=3)
     append(pipeline, 3)
@@ -243,7 +243,7 @@ def test_the_window_counts_what_is_kept_for_the_slowest() -> None:
     assert pipeline.next_entry == 4
 
 
-def test_the_window_is_never_passed_in_bytes() -> None:
+def test_window_limit_in_bytes_is_never_exceeded() -> None:
     pipeline = make(window_bytes=10_000)
     while pipeline.has_room(1, 900):
         append(pipeline, 1, bytes(900))
@@ -268,8 +268,8 @@ def answer_all(pipeline: AddPipeline) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 10, 900])
-def test_whatever_was_released_there_is_room_for_again(size: int) -> None:
-    """WR6: byte for byte, however often; and as long as anything is kept it counts."""
+def test_released_entries_free_their_room(size: int) -> None:
+    """WR6: exactly as many bytes are free again, however often; kept entries still count."""
     pipeline = make(window_bytes=10_000, window_entries=10_000)
     count = fill(pipeline, size)
     for _ in range(10):
@@ -283,8 +283,8 @@ def test_whatever_was_released_there_is_room_for_again(size: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_append_refuses_just_what_there_is_no_room_for(seed: int) -> None:
-    """It asks the same question in its own words."""
+def test_append_refuses_exactly_when_has_room_is_false(seed: int) -> None:
+    """`append` has its own implementation of the check."""
     chance = random.Random(seed)
     pipeline = make(window_bytes=10_000, window_entries=8)
     refused = 0
@@ -301,13 +301,13 @@ def test_append_refuses_just_what_there_is_no_room_for(seed: int) -> None:
     assert 50 < refused < 250
 
 
-def test_what_no_window_can_hold_passes_alone() -> None:
+def test_entry_larger_than_the_window_is_accepted_alone() -> None:
     pipeline = make(window_bytes=1000)
     append(pipeline, 1, bytes(5000))
     assert not pipeline.has_room(1, 0)
 
 
-def test_many_are_taken_all_or_none() -> None:
+def test_append_all_takes_all_or_none() -> None:
     pipeline = make(window_bytes=10_000, window_entries=5)
     assert pipeline.append_all([b"a", b"b"]) == range(2)
     with pytest.raises(Overloaded):
@@ -322,7 +322,7 @@ def test_many_are_taken_all_or_none() -> None:
         make(window_bytes=100 * MIB).append_all([b"", bytes(6 * MIB)])
 
 
-def test_the_confirmed_length_is_that_of_the_lac() -> None:
+def test_confirmed_length_ends_at_the_lac() -> None:
     pipeline = make()
     append(pipeline, 2, bytes(10))
     append(pipeline, 2, bytes(5))
@@ -339,7 +339,7 @@ def test_the_confirmed_length_is_that_of_the_lac() -> None:
 # --- Slots that change hands ----------------------------------------------------------------------
 
 
-def test_a_successor_gets_what_follows_the_last_confirmed() -> None:
+def test_successor_is_sent_entries_after_the_lac() -> None:
     """WR2."""
     pipeline = make()
     append(pipeline, 4)
@@ -350,7 +350,7 @@ def test_a_successor_gets_what_follows_the_last_confirmed() -> None:
     answer(pipeline, 2, 1, 2)
     pipeline.withdraw(2)
     answer(pipeline, 0, 1)
-    assert pipeline.acks.last_add_confirmed == 0, "one copy is left of entry 1"
+    assert pipeline.acks.last_add_confirmed == 0, "entry 1 has one copy left"
     append(pipeline, 1)
     assert take(pipeline, 2) == []
     assert pipeline.admit(2, EntryId(1)) == (1, 1)
@@ -359,7 +359,7 @@ def test_a_successor_gets_what_follows_the_last_confirmed() -> None:
     assert pipeline.acks.last_add_confirmed == 1
 
 
-def test_who_comes_back_in_time_lacks_nothing() -> None:
+def test_slot_resumed_in_time_is_sent_all_missing_entries() -> None:
     pipeline = make()
     append(pipeline, 2)
     take(pipeline, 0)
@@ -374,7 +374,7 @@ def test_who_comes_back_in_time_lacks_nothing() -> None:
 # --- Time -----------------------------------------------------------------------------------------
 
 
-def test_a_bookie_has_failed_when_its_oldest_add_is_too_old() -> None:
+def test_bookie_fails_when_its_oldest_add_passes_the_deadline() -> None:
     """WR6."""
     pipeline = make()
     append(pipeline, 1)
@@ -386,7 +386,7 @@ def test_a_bookie_has_failed_when_its_oldest_add_is_too_old() -> None:
     assert pipeline.on_tick() == [1]
 
 
-def test_answers_renew_the_patience_with_what_came_later() -> None:
+def test_acks_renew_the_deadline_of_later_adds() -> None:
     pipeline = make()
     late: list[list[int]] = []
     for entry in range(3 * DEADLINE_TICKS):
@@ -398,7 +398,7 @@ def test_answers_renew_the_patience_with_what_came_later() -> None:
     assert late == [[]] * len(late)
 
 
-def test_a_successor_has_a_deadline_of_its_own() -> None:
+def test_successor_gets_its_own_deadline() -> None:
     pipeline = make()
     append(pipeline, 1)
     for slot in range(3):
@@ -413,8 +413,8 @@ def test_a_successor_has_a_deadline_of_its_own() -> None:
     assert pipeline.on_tick() == [2]
 
 
-def test_a_silent_bookie_that_fills_the_window_has_failed_sooner() -> None:
-    """WR6: unless it is busy, which is not silence."""
+def test_silent_bookie_filling_the_window_fails_sooner() -> None:
+    """WR6: an overloaded bookie replies, so it is not silent."""
     for is_busy in (False, True):
         pipeline = make(window_entries=10)
         append(pipeline, 6)
@@ -429,8 +429,8 @@ def test_a_silent_bookie_that_fills_the_window_has_failed_sooner() -> None:
         assert late[:-1] == [[]] * LAGGARD_TICKS
 
 
-def test_who_is_busy_again_and_again_is_not_silent() -> None:
-    """WR8: though what was refused has just been offered again when the tick comes."""
+def test_overloaded_bookie_fails_only_at_the_deadline() -> None:
+    """WR8: although the refused add has just been resent at each tick."""
     pipeline = make(window_entries=10)
     append(pipeline, 6)
     for slot in range(3):
@@ -444,7 +444,7 @@ def test_who_is_busy_again_and_again_is_not_silent() -> None:
     assert pipeline.on_tick() == [2]
 
 
-def test_a_slow_bookie_that_fills_the_window_has_not_failed() -> None:
+def test_slow_bookie_filling_the_window_does_not_fail() -> None:
     pipeline = make(window_entries=10)
     for entry in range(40):
         if entry >= 6:
@@ -458,8 +458,8 @@ def test_a_slow_bookie_that_fills_the_window_has_not_failed() -> None:
     assert tick(pipeline, 1) == [[]]
 
 
-def test_for_one_that_failed_no_more_than_half_of_the_window_is_kept() -> None:
-    """WR6: the writer goes on with what stands, and it is known which copies lack."""
+def test_failed_slot_holds_at_most_half_the_window() -> None:
+    """WR6: the writer continues without it and remembers the missing copies."""
     pipeline = make(window_entries=10)
     pipeline.suspend(2)
     append(pipeline, 6)
@@ -475,7 +475,7 @@ def test_for_one_that_failed_no_more_than_half_of_the_window_is_kept() -> None:
     assert take(pipeline, 2) == list(range(6, 16))
 
 
-def test_the_writer_gives_up_when_bookies_are_too_few_for_a_deadline() -> None:
+def test_writer_fails_after_a_deadline_without_quorum() -> None:
     """WR6."""
     pipeline = make()
     append(pipeline, 1)
@@ -491,7 +491,7 @@ def test_the_writer_gives_up_when_bookies_are_too_few_for_a_deadline() -> None:
     assert isinstance(pipeline.find_hopeless(ALL, is_changing=True), QuorumTimeout)
 
 
-def test_only_the_entrys_own_write_set_can_confirm_it() -> None:
+def test_quorum_is_judged_by_the_entrys_write_set() -> None:
     pipeline = make(Quorum(ensemble=4, write=2, ack=2))
     append(pipeline, 1)
     tick(pipeline, DEADLINE_TICKS + 1)
@@ -510,7 +510,7 @@ def test_only_the_entrys_own_write_set_can_confirm_it() -> None:
         (50, 4, 100_000, False),
     ],
 )
-def test_what_is_less_than_what_is_unanswered_gathers(
+def test_appends_gather_while_fewer_than_unanswered_adds(
     unanswered: int, appended: int, payload: int, gathers: bool
 ) -> None:
     """WR10."""
@@ -522,12 +522,12 @@ def test_what_is_less_than_what_is_unanswered_gathers(
     assert pipeline.gathers(0, unanswered) is gathers
 
 
-def test_a_connection_with_a_full_socket_gets_nothing_more() -> None:
+def test_connection_with_a_full_socket_is_sent_nothing() -> None:
     pipeline = make(window_bytes=4 * MIB)
     append(pipeline, 3, bytes(400_000))
     assert pipeline.next_frames(0, MIB // 2 + 1, 0, is_overdue=False) == (b"", 0, LOOK_AGAIN_S)
     frames, count, look_s = pipeline.next_frames(0, MIB // 2, 0, is_overdue=False)
-    assert (entries_in(frames), count, look_s) == ([0], 1, LOOK_AGAIN_S), "half of the room is left"
+    assert (entries_in(frames), count, look_s) == ([0], 1, LOOK_AGAIN_S), "half of the room is free"
     frames, count, _ = pipeline.next_frames(0, 0, 1, is_overdue=True)
     assert (entries_in(frames), count) == ([1, 2], 2)
 
@@ -553,12 +553,12 @@ def test_pauses_of_a_busy_bookie_double_until_it_acknowledges_an_entry() -> None
     pauses = [pipeline.next_pause_s(0, chance=1.0) for _ in range(7)]
     assert pauses == [0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 0.64]
     assert pipeline.next_pause_s(0, chance=0.0) == 0.32, "writers do not all return at once"
-    assert pipeline.next_pause_s(1, chance=1.0) == 0.02, "each slot has its own"
+    assert pipeline.next_pause_s(1, chance=1.0) == 0.02, "each slot has its own pause"
     answer(pipeline, 0, 0)
     assert pipeline.next_pause_s(0, chance=1.0) == 0.02
 
 
-def test_the_successor_of_a_busy_bookie_begins_with_a_short_pause() -> None:
+def test_successor_of_an_overloaded_bookie_starts_with_a_short_pause() -> None:
     pipeline = make()
     append(pipeline, 1)
     for _ in range(3):
@@ -568,16 +568,16 @@ def test_the_successor_of_a_busy_bookie_begins_with_a_short_pause() -> None:
     assert pipeline.next_pause_s(0, chance=1.0) == 0.02
 
 
-def test_of_striped_entries_those_count_that_the_slot_holds() -> None:
-    """WR10: three of five are its own."""
+def test_gathering_counts_only_entries_of_the_slots_stripe() -> None:
+    """WR10: the slot holds three of five entries."""
     pipeline = make(STRIPED)
     append(pipeline, 20)
     assert not pipeline.gathers(0, 12)
     assert pipeline.gathers(0, 13)
 
 
-def test_what_a_slot_does_not_hold_it_need_not_be_sent() -> None:
-    """While it waited for more, the others have acknowledged what came."""
+def test_slot_skips_entries_outside_its_stripe() -> None:
+    """The other slots have acknowledged all entries so far."""
     pipeline = make(Quorum(ensemble=3, write=1, ack=1))
     append(pipeline, 2)
     assert [take(pipeline, slot) for slot in range(2)] == [[0], [1]]

@@ -1,4 +1,4 @@
-"""Which of the bytes that a bookie brings are handed on."""
+"""Which entries of a bookie's reply are accepted."""
 
 import pytest
 
@@ -21,8 +21,8 @@ def digest(request: pytest.FixtureRequest) -> LedgerDigest:
     return LedgerDigest(request.param, b"secret", L1)
 
 
-def test_a_batch_is_what_its_entries_are(digest: LedgerDigest) -> None:
-    """RD3: the short way through a batch, held against the long one."""
+def test_batch_unpacks_to_the_same_entries_as_singles(digest: LedgerDigest) -> None:
+    """RD3: the fast path for batches agrees with unpacking single entries."""
     bodies = [body(digest, entry_id) for entry_id in (3, 4, 7)]
     entries = unpack_batch(digest, [memoryview(each) for each in bodies], EntryId(3), 10)
     assert entries == [digest.unpack_entry(each, None) for each in bodies]
@@ -31,7 +31,7 @@ def test_a_batch_is_what_its_entries_are(digest: LedgerDigest) -> None:
     assert consecutive(entries, EntryId(4)) == 0
 
 
-def test_everything_up_to_the_first_flaw_counts(digest: LedgerDigest) -> None:
+def test_batch_entries_before_the_first_flaw_are_returned(digest: LedgerDigest) -> None:
     """RD3."""
     stranger = LedgerDigest(digest.kind, b"secret", L2)
     good = [body(digest, entry_id) for entry_id in range(3)]
@@ -50,7 +50,7 @@ def test_everything_up_to_the_first_flaw_counts(digest: LedgerDigest) -> None:
         assert [entry.entry_id for entry in found] == [0, 1, 2], what
 
 
-def test_a_batch_that_begins_with_a_flaw_is_none(digest: LedgerDigest) -> None:
+def test_batch_starting_with_a_flaw_raises_digest_mismatch(digest: LedgerDigest) -> None:
     """RD3."""
     stranger = LedgerDigest(digest.kind, b"secret", L2)
     for flawed in (body(stranger, 5), body(digest, 4), body(digest, 15), b""):
@@ -60,13 +60,13 @@ def test_a_batch_that_begins_with_a_flaw_is_none(digest: LedgerDigest) -> None:
 
 
 @pytest.mark.parametrize(("entry_id", "lac"), [(5, 4), (5, -1), (0, -1)])
-def test_the_last_entry_may_tell_of_all_before_it(entry_id: int, lac: int) -> None:
+def test_last_entry_with_a_lac_below_its_id_is_accepted(entry_id: int, lac: int) -> None:
     digest = LedgerDigest(DigestType.DUMMY, b"", L1)
     assert unpack_last(digest, body(digest, entry_id, lac)).entry_id == entry_id
 
 
 @pytest.mark.parametrize(("entry_id", "lac"), [(5, 5), (5, 2**40), (0, 0), (5, -2)])
-def test_no_entry_tells_of_itself(entry_id: int, lac: int) -> None:
+def test_last_entry_with_an_impossible_lac_is_rejected(entry_id: int, lac: int) -> None:
     """RD1, FR1."""
     digest = LedgerDigest(DigestType.DUMMY, b"", L1)
     with pytest.raises(DigestMismatch):

@@ -5,7 +5,7 @@ B1, B2 = BookieId("b1"), BookieId("b2")
 S = 1_000_000_000
 
 
-def test_a_failure_means_quarantine_for_a_while() -> None:
+def test_failure_quarantines_only_that_bookie_for_a_while() -> None:
     health = Health()
     health.on_failure(B1, 5 * S)
     assert health.is_quarantined(B1, 5 * S + QUARANTINE_NS_MIN - 1)
@@ -14,14 +14,14 @@ def test_a_failure_means_quarantine_for_a_while() -> None:
 
 
 def test_failures_of_one_outage_count_once() -> None:
-    """A thousand ledgers notice at once that a bookie is gone."""
+    """A thousand ledgers may report the same failure at once."""
     health = Health()
     for at in range(100):
         health.on_failure(B1, at)
     assert health.quarantined_until_ns(B1) == QUARANTINE_NS_MIN
 
 
-def test_who_fails_again_soon_is_left_alone_for_longer() -> None:
+def test_repeated_failures_lengthen_the_quarantine() -> None:
     health, now, spans = Health(), 0, []
     for _ in range(8):
         health.on_failure(B1, now)
@@ -29,7 +29,7 @@ def test_who_fails_again_soon_is_left_alone_for_longer() -> None:
         now = health.quarantined_until_ns(B1)
     assert spans[:3] == [QUARANTINE_NS_MIN, 2 * QUARANTINE_NS_MIN, 4 * QUARANTINE_NS_MIN]
     assert spans[-1] == QUARANTINE_NS_MAX
-    health.on_failure(B1, now + 10 * QUARANTINE_NS_MAX)  # That was long ago.
+    health.on_failure(B1, now + 10 * QUARANTINE_NS_MAX)  # Earlier failures are long past.
     assert not health.is_quarantined(B1, now + 10 * QUARANTINE_NS_MAX + QUARANTINE_NS_MIN)
 
 
@@ -43,7 +43,7 @@ def test_bookie_that_answers_a_probe_is_pardoned_but_a_relapse_counts() -> None:
     assert health.quarantined_until_ns(B1) == 6 * S + 2 * QUARANTINE_NS_MIN
 
 
-def test_readers_ask_the_healthy_first_and_those_in_quarantine_last() -> None:
+def test_read_rank_prefers_healthy_then_slow_then_quarantined() -> None:
     health = Health()
     health.on_failure(B1, 0)
     health.on_slow(B2, 0)
@@ -53,7 +53,7 @@ def test_readers_ask_the_healthy_first_and_those_in_quarantine_last() -> None:
     assert [health.read_rank(each, 1) for each in (B1, B2)] == [2, 0]
 
 
-def test_it_remembers_only_so_many() -> None:
+def test_health_forgets_the_oldest_of_20000_bookies() -> None:
     health = Health()
     for index in range(20_000):
         health.on_failure(BookieId(f"b{index}"), 0)

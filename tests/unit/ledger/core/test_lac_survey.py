@@ -1,4 +1,4 @@
-"""When an ensemble was heard well enough to believe the LAC that it tells."""
+"""When enough of an ensemble has replied to trust the highest LAC."""
 
 from itertools import product
 
@@ -12,7 +12,7 @@ E3 = Quorum(ensemble=3, write=3, ack=2)
 B = ("b0", "b1", "b2")
 
 
-def test_the_highest_told_counts_once_every_ack_quorum_was_heard() -> None:
+def test_highest_lac_counts_once_every_ack_quorum_replied() -> None:
     """RD1."""
     survey = LacSurvey(E3)
     survey.on_lac(EntryId(4), EntryId(5))
@@ -25,8 +25,8 @@ def test_the_highest_told_counts_once_every_ack_quorum_was_heard() -> None:
     assert survey.highest_entry == 8
 
 
-def test_a_wiped_bookie_is_not_heard() -> None:
-    """RD1: two of three lost what they had; the third alone may have missed the last entries."""
+def test_bookies_with_unknown_state_do_not_count_as_replies() -> None:
+    """RD1: two of three may have lost entries; the third may have missed the last ones."""
     survey = LacSurvey(E3)
     survey.on_lac(EntryId(0))
     survey.on_heard(0)
@@ -37,7 +37,7 @@ def test_a_wiped_bookie_is_not_heard() -> None:
     assert survey.describe(B) == "b1: ENTRY_STATE_UNKNOWN, b2: ENTRY_STATE_UNKNOWN"  # type: ignore[arg-type]  # Strings are bookies here.
 
 
-def test_a_fragment_begins_behind_what_is_confirmed() -> None:
+def test_lac_is_at_least_the_floor() -> None:
     survey = LacSurvey(E3, floor=EntryId(9))
     survey.on_lac(NO_ENTRY)
     assert survey.last_add_confirmed == 9
@@ -45,8 +45,8 @@ def test_a_fragment_begins_behind_what_is_confirmed() -> None:
 
 @pytest.mark.parametrize("write", range(1, 5))
 @pytest.mark.parametrize("ensemble", range(1, 5))
-def test_no_confirmed_entry_hides_from_a_covered_survey(ensemble: int, write: int) -> None:
-    """RD1, exhaustively: for every set that was heard and every set that acknowledged, one member was asked."""
+def test_covered_survey_misses_no_confirmed_entry(ensemble: int, write: int) -> None:
+    """RD1, exhaustively: the replies of a covered survey include every possible ack quorum."""
     if write > ensemble:
         return
     for ack in range(1, write + 1):

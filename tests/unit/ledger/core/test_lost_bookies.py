@@ -1,4 +1,4 @@
-"""Writers leave bookies that are gone, and only those (WR11)."""
+"""Writers leave lost bookies, and no others (WR11)."""
 
 import pytest
 
@@ -20,14 +20,14 @@ def registered(properties: dict[str, str]) -> BookieServiceInfo:
     return BookieServiceInfo(properties=tuple(properties.items()))
 
 
-def test_a_bookie_is_left_when_it_was_not_registered_for_15_seconds() -> None:
+def test_bookie_unregistered_for_15_seconds_is_lost() -> None:
     absences = LostMembers()
     assert absences.on_look([A, B], [B], 100 * S) == set()
     assert absences.on_look([A, B], [B], 114 * S) == set()
     assert absences.on_look([A, B], [B], 115 * S) == {A}
 
 
-def test_a_restart_moves_nothing() -> None:
+def test_short_absence_does_not_make_a_bookie_lost() -> None:
     absences = LostMembers()
     absences.on_look([A], [], 100 * S)
     assert absences.on_look([A], [A], 110 * S) == set()
@@ -36,15 +36,15 @@ def test_a_restart_moves_nothing() -> None:
 
 
 @pytest.mark.parametrize("property_", [DRAINING, DOUBTING])
-def test_a_bookie_that_gives_up_its_seats_is_left_at_once(property_: str) -> None:
+def test_draining_or_doubting_bookie_is_left_at_once(property_: str) -> None:
     live = LiveBookies({A: registered({property_: "true"}), B: registered({})})
     assert reason_to_leave(A, LedgerId(7), live, lost=()) == "it gives up its seats"
     assert reason_to_leave(B, LedgerId(7), live, lost=()) is None
     assert reason_to_leave(B, LedgerId(7), live, lost=(B,)) == "it is not registered"
 
 
-def test_a_bookie_that_was_formatted_since_is_left_by_older_ledgers() -> None:
-    """WR11, B13: it refuses their writers, and knows neither their fences nor what it acknowledged."""
+def test_reformatted_bookie_is_left_by_older_ledgers() -> None:
+    """WR11, B13: it refuses their writers and has lost their fences and entries."""
     live = LiveBookies({}, {A: registered({WRITERS_FROM: "8"})})
     expected = "it was formatted since this ledger began"
     assert reason_to_leave(A, LedgerId(7), live, lost=()) == expected
@@ -53,11 +53,11 @@ def test_a_bookie_that_was_formatted_since_is_left_by_older_ledgers() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "-1", "ten", "²", "1" * 30])
-def test_a_strange_limit_does_no_harm(text: str) -> None:
+def test_malformed_writers_from_property_is_parsed_safely(text: str) -> None:
     assert registered({WRITERS_FROM: text}).writers_from in (0, int("1" * 30))
 
 
-def test_a_bookie_without_a_seat_is_not_remembered() -> None:
+def test_absence_of_a_bookie_without_seats_is_forgotten() -> None:
     absences = LostMembers()
     absences.on_look([A], [], 0)
     absences.on_look([B], [B], 10 * S)

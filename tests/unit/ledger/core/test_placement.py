@@ -31,26 +31,26 @@ def live(writable: int, read_only: int = 0) -> LiveBookies:
 
 
 def placement(health: Health | None = None, racks: str = "", seed: int = 1) -> Placement:
-    """`racks`: a letter for each of b0, b1 …"""
+    """`racks` has one letter for each of b0, b1 …"""
     of = {BookieId(f"b{index}"): rack for index, rack in enumerate(racks)}
     return Placement(health or Health(), Random(seed), of)
 
 
-def test_only_bookies_that_take_entries_are_picked() -> None:
+def test_read_only_bookies_are_not_picked() -> None:
     ensemble = placement().pick_ensemble(Q332, live(3, read_only=5), 0)
     assert sorted(ensemble) == sorted(names(0, 1, 2))
     with raises_message(NotEnoughBookies):
         placement().pick_ensemble(Q332, live(2), 0)
 
 
-def test_who_is_read_only_is_told_of() -> None:
-    """On a full disk three bookies ran, and it was said to start some."""
+def test_error_for_too_few_bookies_mentions_read_only_ones() -> None:
+    """With full disks, starting more bookies would be the wrong advice."""
     with raises_message(NotEnoughBookies):
         placement().pick_ensemble(Q332, live(2, read_only=5), 0)
 
 
-def test_behind_tls_only_those_with_a_port_for_it_are_picked() -> None:
-    """Who has none is out of reach, and an append that waits for it hangs until its deadline."""
+def test_tls_placement_picks_only_bookies_with_a_tls_port() -> None:
+    """A bookie without one is unreachable, and an append would wait for its deadline."""
     picker = Placement(Health(), Random(1), uses_tls=True)
     one = Quorum(ensemble=1, write=1, ack=1)
     mixed = LiveBookies(
@@ -69,8 +69,8 @@ def test_behind_tls_only_those_with_a_port_for_it_are_picked() -> None:
     assert picker.usable(mixed) == [*names(3)]
 
 
-def test_who_says_no_address_is_not_picked() -> None:
-    """As where a registration cannot be read: it lives, and nobody can tell where."""
+def test_bookie_without_address_is_not_picked() -> None:
+    """A bookie whose registration cannot be read is alive at an unknown address."""
     one = Quorum(ensemble=1, write=1, ack=1)
     known = live(2)
     mixed = LiveBookies({**known.writable, BookieId("b9"): BookieServiceInfo()})
@@ -84,7 +84,7 @@ def test_who_says_no_address_is_not_picked() -> None:
     assert placement().usable(mixed) == [*names(0, 1)]
 
 
-def test_those_in_quarantine_are_picked_when_the_others_do_not_suffice() -> None:
+def test_quarantined_bookies_are_picked_only_when_needed() -> None:
     health = Health()
     health.on_failure(BookieId("b1"), 0)
     health.on_failure(BookieId("b3"), 5)
@@ -92,13 +92,13 @@ def test_those_in_quarantine_are_picked_when_the_others_do_not_suffice() -> None
         assert sorted(placement(health, seed=seed).pick_ensemble(Q332, live(5), 9)) == sorted(
             names(0, 2, 4)
         )
-        # The one that leaves it first.
+        # Picks the one whose quarantine ends first.
         assert sorted(placement(health, seed=seed).pick_ensemble(Q332, live(4), 9)) == sorted(
             names(0, 1, 2)
         )
 
 
-def test_chance_spreads_ensembles() -> None:
+def test_ensembles_are_spread_randomly() -> None:
     picked = placement()
     seen = {picked.pick_ensemble(Q332, live(6), 0) for _ in range(200)}
     assert len(seen) > 60
@@ -109,7 +109,7 @@ def test_chance_spreads_ensembles() -> None:
     racks=st.text("ABC", min_size=6, max_size=9),
     seed=st.integers(0, 1000),
 )
-def test_nobody_is_twice_in_an_ensemble(sizes: list[int], racks: str, seed: int) -> None:
+def test_bookies_are_unique_within_an_ensemble(sizes: list[int], racks: str, seed: int) -> None:
     """WR9."""
     write, size = sizes
     quorum = Quorum(size, write, 1)
@@ -124,7 +124,7 @@ def test_nobody_is_twice_in_an_ensemble(sizes: list[int], racks: str, seed: int)
 
 
 @pytest.mark.parametrize("racks", ["AABBCC", "AAAAABC", "AAABBB"])
-def test_a_write_set_lies_in_more_than_one_rack(racks: str) -> None:
+def test_write_set_spans_more_than_one_rack(racks: str) -> None:
     for seed in range(30):
         picker = placement(racks=racks, seed=seed)
         ensemble = picker.pick_ensemble(Q332, live(len(racks)), 0)
@@ -134,7 +134,7 @@ def test_a_write_set_lies_in_more_than_one_rack(racks: str) -> None:
             assert {rack_of[each] for each in ensemble} == set("ABC")
 
 
-def test_a_replacement_goes_where_the_others_are_not() -> None:
+def test_replacement_is_picked_from_an_unused_rack() -> None:
     for seed in range(30):
         picks = placement(racks="ABABA", seed=seed).pick_replacements(
             Quorum(2, 2, 1), names(0, 1), [1], live(5), 0
@@ -142,14 +142,14 @@ def test_a_replacement_goes_where_the_others_are_not() -> None:
         assert picks[1] == BookieId("b3")
 
 
-def test_too_few_racks_are_said_and_no_obstacle() -> None:
+def test_single_rack_is_reported_and_still_used() -> None:
     picker = placement(racks="AAA")
     assert picker.lacks_racks(Q332, picker.pick_ensemble(Q332, live(3), 0))
     assert not placement().lacks_racks(Q332, names(0, 1, 2)), "no racks are known"
     assert not picker.lacks_racks(Quorum(3, 1, 1), names(0, 1, 2)), "one copy is in one rack"
 
 
-def test_who_is_on_no_map_is_in_a_rack_of_its_own() -> None:
+def test_unmapped_bookie_counts_as_its_own_rack() -> None:
     assert not placement(racks="AA").lacks_racks(Q332, names(0, 1, 7))
 
 

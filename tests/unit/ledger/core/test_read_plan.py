@@ -1,4 +1,4 @@
-"""Whom to ask for a copy, how long to wait, what all the answers together say."""
+"""Which bookies to ask for a copy, how long to wait, and the combined error."""
 
 import pytest
 
@@ -27,7 +27,7 @@ MS = 1_000_000
 
 
 @pytest.mark.parametrize("size", range(1, 8))
-def test_few_members_hold_everything(size: int) -> None:
+def test_covering_slots_are_minimal_and_hold_every_entry(size: int) -> None:
     for write in range(1, size + 1):
         quorum = Quorum(size, write, 1)
         for offset in range(size):
@@ -38,8 +38,8 @@ def test_few_members_hold_everything(size: int) -> None:
 
 
 @pytest.mark.parametrize("size", range(1, 7))
-def test_others_step_in_for_those_that_cannot_be_used(size: int) -> None:
-    """RD2: as long as anybody holds an entry, somebody of the cover does."""
+def test_covering_slots_avoid_unusable_ones(size: int) -> None:
+    """RD2: an entry held by any usable slot is held by a slot of the cover."""
     for write in range(1, size + 1):
         quorum = Quorum(size, write, 1)
         for usable in range(1 << size):
@@ -50,7 +50,7 @@ def test_others_step_in_for_those_that_cannot_be_used(size: int) -> None:
                 assert any(quorum.holds(slot, entry_id) for slot in cover) is is_held
 
 
-def test_the_healthy_come_first_and_neighbours_ask_the_same_one() -> None:
+def test_healthy_slots_come_first_and_runs_share_a_slot() -> None:
     """RD2."""
     quorum = Quorum(3, 3, 2)
     for entry_id in map(EntryId, range(6)):
@@ -58,7 +58,7 @@ def test_the_healthy_come_first_and_neighbours_ask_the_same_one() -> None:
         assert slots_in_order(quorum, entry_id, 1, [0, 2, 1]) == [0, 2, 1]
 
 
-def test_only_holders_are_asked() -> None:
+def test_only_slots_holding_the_entry_are_asked() -> None:
     quorum = Quorum(5, 2, 2)
     assert sorted(slots_in_order(quorum, EntryId(4), 0, [0] * 5)) == [0, 4]
 
@@ -73,7 +73,7 @@ def test_only_holders_are_asked() -> None:
         ((BookieUnreachable, BookieUnreachable, BookieUnreachable), EntryUnavailable),
     ],
 )
-def test_the_answers_together_say_what_the_caller_may_do(
+def test_error_of_a_failed_search_reflects_all_replies(
     errors: tuple[type[RollbookError], ...], verdict: type[RollbookError]
 ) -> None:
     """RD3."""
@@ -86,7 +86,7 @@ def test_the_answers_together_say_what_the_caller_may_do(
     assert type(search.error(LedgerId(1), EntryId(7), B)) is verdict
 
 
-def test_a_striped_run_is_asked_of_the_fewest_that_hold_all() -> None:
+def test_striped_run_is_asked_of_a_minimal_cover() -> None:
     search = striped(Quorum(4, 2, 2), 1, [0, 0, 0, 0])
     assert asked(search) == [1, 3]
     assert asked(search) == []
@@ -96,19 +96,19 @@ def test_a_striped_run_is_asked_of_the_fewest_that_hold_all() -> None:
     assert search.waits_for == []
 
 
-def test_each_member_is_asked_from_the_first_entry_on_that_it_holds() -> None:
+def test_each_slot_is_asked_from_its_first_held_entry() -> None:
     search = striped(Quorum(4, 2, 2), 1, [0, 0, 0, 0], run=range(8, 12))
     assert search.next_requests(0) == [(1, range(8, 12)), (3, range(10, 12))]
 
 
-def test_a_member_that_holds_nothing_of_a_run_is_not_asked() -> None:
+def test_slot_holding_nothing_of_a_run_is_not_asked() -> None:
     search = striped(Quorum(4, 2, 2), 1, [0, 0, 0, 0], run=range(8, 9))
     assert search.next_requests(0) == [(1, range(8, 9))]
     assert search.waits_for == [1]
 
 
-def test_others_bring_what_a_holder_does_not() -> None:
-    """RD2: of five, each holding two entries of five."""
+def test_useless_and_late_slots_are_covered_by_others() -> None:
+    """RD2: five slots, each holding two of five entries."""
     search = striped(Quorum(5, 2, 2), 0, [0, 0, 0, 0, 0])
     assert asked(search) == [0, 2, 4]
     assert search.due_ns == 20 * MS
@@ -122,7 +122,7 @@ def test_others_bring_what_a_holder_does_not() -> None:
     assert search.waits_for == []
 
 
-def test_the_unhealthy_are_asked_only_for_what_nobody_else_holds() -> None:
+def test_unhealthy_slots_are_asked_only_when_needed() -> None:
     """RD2."""
     assert asked(striped(Quorum(3, 2, 2), 1, [0, 2, 0])) == [0, 2]
     assert asked(striped(Quorum(3, 2, 2), 0, [0, 2, 2])) == [0, 2]
@@ -138,7 +138,7 @@ def asked(search: CoverSearch) -> list[int]:
     return [slot for slot, _ in search.next_requests(0)]
 
 
-def test_an_overtaken_member_is_slow_and_one_that_was_asked_later_is_not() -> None:
+def test_overtaken_slot_is_slow_unless_asked_later() -> None:
     """RD2."""
     hedge = HedgeDelay(at_least_ms=5)
     search = CopySearch([2, 0, 1], hedge)
@@ -149,13 +149,13 @@ def test_an_overtaken_member_is_slow_and_one_that_was_asked_later_is_not() -> No
     assert hedge.delay_ns == 50 * MS, "the response and the overtaken request count, 30 and 50 ms"
 
 
-def test_what_takes_longer_than_most_is_asked_for_twice() -> None:
+def test_hedge_delay_follows_the_slowest_latencies() -> None:
     """RD2."""
     delay = HedgeDelay(at_least_ms=5)
-    assert delay.delay_ns == 20 * MS, "nothing is known yet"
+    assert delay.delay_ns == 20 * MS, "no latencies are known yet"
     for _ in range(128):
         delay.observe(1 * MS)
-    assert delay.delay_ns == 5 * MS, "at least"
+    assert delay.delay_ns == 5 * MS, "the minimum"
     for i in range(128):
         delay.observe(40 * MS if i % 10 == 0 else 1 * MS)
     assert delay.delay_ns == 40 * MS

@@ -1,8 +1,8 @@
-"""A writer and a recovery meet at bookies, message by message, in every order that chance finds.
+"""A writer and a recovery race at bookies, message by message, in random order.
 
-The rules are the product's; the messages are lists. Judged is what matters: an entry that its writer
-took for confirmed is in the ledger when it is closed (FR1, FR3). Each rule that is taken away
-must show here, too: else this would prove nothing.
+The rules are the product's; messages are lists. An entry that its writer took for confirmed must be
+in the closed ledger (FR1, FR3). Breaking any rule must lose entries here: otherwise the test would
+prove nothing.
 """
 
 import random
@@ -23,7 +23,7 @@ BATCHES = 4
 
 @dataclass
 class Rules:
-    """What a recovery keeps to; each can be broken."""
+    """The rules of recovery; a test can break each."""
 
     searches_fence: bool = True
     short_batches_prove_nothing: bool = True
@@ -41,7 +41,7 @@ class Bookie:
 
 
 class Game:
-    """One ledger with one writer that never learns of the recovery but by a fence."""
+    """One ledger with one writer that learns of the recovery only from a fence."""
 
     def __init__(self, seed: int, rules: Rules) -> None:
         self.chance = random.Random(seed)
@@ -50,9 +50,11 @@ class Game:
         write = self.chance.randint(2, min(3, size))
         self.quorum = Quorum(size, write, self.chance.randint(1, write))
         self.bookies = [Bookie() for _ in range(size)]
-        self.sent: list[tuple[int, int, int]] = []  # Adds on their way: slot, entry, LAC.
-        self.replies: list[tuple[int, int, int]] = []  # Slot, entry, whether it is fenced.
-        self.acked: dict[int, int] = {}  # Entry -> who acknowledged.
+        self.sent: list[tuple[int, int, int]] = []  # Adds in flight: slot, entry, LAC.
+        self.replies: list[
+            tuple[int, int, int]
+        ] = []  # Replies in flight: slot, entry, whether the bookie is fenced.
+        self.acked: dict[int, int] = {}  # Entry -> bit mask of slots that acknowledged it.
         self.lac = -1
         self.next_entry = 0
         self.questions: list[TailProbe] = []
@@ -69,7 +71,7 @@ class Game:
         self.sent += [(slot, entry_id, self.lac) for slot in self.quorum.write_slots(entry_id)]
 
     def deliver_add(self) -> None:
-        """In order to each bookie, as on a connection; bookies at any pace."""
+        """Deliver an add: in order for each bookie, in any order between bookies."""
         if self.sent:
             slot, entry_id, lac = self._take(self.sent)
             bookie = self.bookies[slot]
@@ -83,7 +85,7 @@ class Game:
             return
         slot, entry_id, is_fenced = self._take(self.replies)
         if is_fenced:
-            self.is_stopped = True  # It sends and confirms nothing more.
+            self.is_stopped = True  # A fenced writer sends and confirms nothing more.
             return
         self.acked[entry_id] |= 1 << slot
         while self.quorum.is_acked(EntryId(self.lac + 1), self.acked.get(self.lac + 1, 0)):
@@ -93,7 +95,7 @@ class Game:
         slot = self.chance.choice(messages)[0]
         return messages.pop(next(i for i, each in enumerate(messages) if each[0] == slot))
 
-    def meanwhile(self) -> None:
+    def let_writer_run(self) -> None:
         for _ in range(self.chance.choice((0, 0, 1, 3))):
             if self.chance.random() < 0.3:
                 self.write()
@@ -103,14 +105,14 @@ class Game:
     # --- The recovery -------------------------------------------------------------------------
 
     def recover(self) -> int | None:
-        """The last entry; None if it could not be found out."""
+        """Return the last entry, or None if it could not be determined."""
         survey, lasts = LacSurvey(self.quorum), dict[int, Entry | None]()
         slots = list(range(self.quorum.ensemble))
         self.chance.shuffle(slots)
         for slot in slots:
             if survey.is_covered and self.chance.random() < 0.8:
                 break
-            self.meanwhile()
+            self.let_writer_run()
             bookie = self.bookies[slot]
             if bookie.is_down:
                 survey.on_silence(slot, "down")
@@ -129,7 +131,7 @@ class Game:
             bookie.is_fenced = True
         last = max(bookie.entries, default=None)
         if not self.rules.lasts_are_behind_the_fence:
-            self.meanwhile()
+            self.let_writer_run()
             bookie.is_fenced = True
         return None if last is None else Entry(LedgerId(1), EntryId(last), NO_ENTRY, 0, b"")
 
@@ -143,7 +145,7 @@ class Game:
         )
         if self.rules.negatives_needed(self.quorum) != self.quorum.absence:
             weak = Quorum(self.quorum.ensemble, self.quorum.write, self.quorum.write)
-            search._quorum = weak  # One negative proves it.
+            search._quorum = weak  # One negative suffices.
         words_are_good = self.chance.choice((0.0, 0.5, 1.0))
         good = [s for s in range(self.quorum.ensemble) if self.chance.random() < words_are_good]
         late = [slot for slot in good if slot not in lasts]
@@ -154,7 +156,7 @@ class Game:
                 self._tell_last(search, slot, lasts[slot])
         pending: list[TailProbe] = []
         while not search.is_over:
-            self.meanwhile()
+            self.let_writer_run()
             pending += search.plan(self.chance.randint(1, 8))
             search.take_found()
             if search.is_over:
@@ -207,10 +209,10 @@ class Game:
                 search.on_negative(TailProbe(ask.slot, EntryId(entry_id), 1))
 
     def play(self) -> bool:
-        """Whether everything that was confirmed, before or after, is in the ledger."""
+        """Whether the ledger holds every entry confirmed before or after the close."""
         for _ in range(self.chance.randint(0, 12)):
             self.write()
-            self.meanwhile()
+            self.let_writer_run()
         for bookie in self.bookies:
             bookie.is_down = self.chance.random() < 0.15
         last_entry = self.recover()
@@ -230,7 +232,7 @@ def losses(rules: Rules) -> list[int]:
     return [seed for seed in range(SEEDS) if not Game(seed, rules).play()]
 
 
-def test_nothing_that_was_confirmed_is_cut_off() -> None:
+def test_recovery_cuts_off_no_confirmed_entry() -> None:
     """FR1, FR3."""
     assert losses(Rules()) == []
 
@@ -246,6 +248,6 @@ def test_nothing_that_was_confirmed_is_cut_off() -> None:
         pytest.param(Rules(own_last_is_there=False), id="who names its last lacks it"),
     ],
 )
-def test_without_a_rule_something_is_lost(broken: Rules) -> None:
-    """FR1, FR3. The first one is #2614; the seeds are always the same, so it is found or not."""
+def test_breaking_any_recovery_rule_loses_entries(broken: Rules) -> None:
+    """FR1, FR3. The first case is #2614. The seeds are fixed, so the result is deterministic."""
     assert len(losses(broken)) >= 3

@@ -1,4 +1,4 @@
-"""Where a ledger ends: stories first, then random bookies against an obvious model."""
+"""The search for a ledger's end: scenarios, then random bookies compared with a simple model."""
 
 from collections.abc import Callable
 
@@ -40,22 +40,22 @@ def one(slot: int, entry_id: int) -> TailProbe:
     return TailProbe(slot, EntryId(entry_id), 1)
 
 
-def test_the_end_is_proven_in_one_round() -> None:
-    """FR3: beyond what anybody has, the whole write set is asked at once."""
+def test_end_is_proven_by_one_round_of_negatives() -> None:
+    """FR3: after the highest seen entry the whole write set is asked at once."""
     tail = search(last_known=4, highest_seen=4)
     assert tail.plan(100) == [one(2, 5), one(0, 5), one(1, 5)]
     tail.on_negative(one(0, 5))
     assert not tail.is_absence_proven
     tail.on_negative(one(1, 5))
     assert tail.is_absence_proven
-    assert not tail.is_over, "the third can still be heard"
+    assert not tail.is_over, "the third may still reply"
     tail.on_negative(one(2, 5))
     assert tail.is_over
     assert tail.next_entry == 5
 
 
-def test_who_named_its_last_entry_is_not_asked_for_more() -> None:
-    """FR3: the answers to the fence prove the end."""
+def test_slots_with_known_last_entries_are_not_asked() -> None:
+    """FR3: the fence replies prove the end."""
     tail = search(last_known=4, highest_seen=4)
     tail.on_last(0, entry(4))
     tail.on_last(1, entry(4))
@@ -65,8 +65,8 @@ def test_who_named_its_last_entry_is_not_asked_for_more() -> None:
     assert tail.next_entry == 5
 
 
-def test_who_was_fenced_and_not_heard_yet_is_waited_for() -> None:
-    """FR2, FR3: two are enough to prove it, and the third may have a copy."""
+def test_search_waits_for_an_expected_last_entry() -> None:
+    """FR2, FR3: two replies prove the end, but the third bookie may have a copy."""
     tail = search(last_known=4, highest_seen=4)
     tail.on_last(0, entry(4))
     tail.on_last(1, None)
@@ -77,27 +77,27 @@ def test_who_was_fenced_and_not_heard_yet_is_waited_for() -> None:
     tail.on_last(2, entry(5))
     assert tail.take_found() == [entry(5)]
     assert tail.plan(100) == []
-    assert tail.is_over, "all have named a lower one than the next"
+    assert tail.is_over, "all have reported a last entry below the next one"
     assert tail.next_entry == 6
 
 
-def test_a_gap_below_the_last_entry_is_found_by_asking() -> None:
-    """FR3: what a member has not got below its last entry it has not denied."""
+def test_gap_below_a_last_entry_is_probed() -> None:
+    """FR3: a last entry says nothing about gaps below it."""
     tail = search(last_known=4, highest_seen=6)
     tail.on_last(0, entry(6))
     tail.on_last(1, entry(4))
     tail.expect_last(2)
-    assert tail.plan(100) == [one(0, 5)], "no member that has denied it is asked"
+    assert tail.plan(100) == [one(0, 5)], "slots that lack the entry are not asked"
     tail.on_negative(one(0, 5))
     assert tail.is_absence_proven
-    assert not tail.is_over, "the third was not heard"
+    assert not tail.is_over, "the third has not replied"
     tail.on_last(2, None)
     assert tail.is_over
     assert tail.next_entry == 5
 
 
 def waiting_for_the_third() -> TailSearch:
-    """Two have named the same last entry; what the third has decides."""
+    """Two slots have reported the same last entry; the third decides."""
     tail = search(last_known=4, highest_seen=4)
     tail.on_last(0, entry(4))
     tail.on_last(1, entry(4))
@@ -106,8 +106,8 @@ def waiting_for_the_third() -> TailSearch:
     return tail
 
 
-def test_who_names_a_higher_one_than_is_sought_is_asked_for_what_is_below() -> None:
-    """FR2: as soon as it is heard."""
+def test_higher_last_entry_makes_its_slot_asked_for_the_gap() -> None:
+    """FR2: as soon as its last entry is known."""
     tail = waiting_for_the_third()
     tail.on_last(2, entry(6))
     assert tail.plan(100) == [one(2, 5)]
@@ -117,8 +117,8 @@ def test_who_names_a_higher_one_than_is_sought_is_asked_for_what_is_below() -> N
     assert tail.is_over
 
 
-def test_who_does_not_name_its_last_entry_is_asked() -> None:
-    """FR3: its fence failed, or takes long."""
+def test_slot_without_a_last_entry_is_asked() -> None:
+    """FR3: its fence failed or takes long."""
     tail = waiting_for_the_third()
     tail.on_no_last(2)
     assert tail.plan(100) == [one(2, 5)]
@@ -126,8 +126,8 @@ def test_who_does_not_name_its_last_entry_is_asked() -> None:
     assert tail.take_found() == [entry(5)]
 
 
-def test_one_valid_copy_wins_over_any_number_of_negatives() -> None:
-    """FR2: the third answers last, and has it."""
+def test_one_valid_copy_outweighs_all_negatives() -> None:
+    """FR2: the third bookie replies last, with a copy."""
     tail = search()
     tail.plan(100)
     tail.on_negative(one(0, 0))
@@ -138,7 +138,7 @@ def test_one_valid_copy_wins_over_any_number_of_negatives() -> None:
     assert tail.next_entry == 1
 
 
-def test_who_does_not_answer_is_waited_for_only_so_long() -> None:
+def test_search_ends_on_proof_when_waiting_stops() -> None:
     """FR3: a hung bookie does not block recovery."""
     tail = search()
     tail.plan(100)
@@ -148,8 +148,8 @@ def test_who_does_not_answer_is_waited_for_only_so_long() -> None:
     assert tail.is_over
 
 
-def test_waiting_ends_only_for_what_is_proven() -> None:
-    """FR3: one negative and no more patience is no proof."""
+def test_stopping_to_wait_without_proof_does_not_end_the_search() -> None:
+    """FR3: one negative proves nothing, even when waiting stops."""
     tail = search()
     tail.plan(100)
     tail.on_negative(one(0, 0))
@@ -158,7 +158,7 @@ def test_waiting_ends_only_for_what_is_proven() -> None:
 
 
 @pytest.mark.parametrize("silent", [1, 2])
-def test_what_is_no_answer_is_no_negative(silent: int) -> None:
+def test_failed_reads_do_not_count_as_negatives(silent: int) -> None:
     """FR3: a timeout, an I/O error, a bad digest or UNKNOWN counts for nothing."""
     tail = search()
     tail.plan(100)
@@ -171,7 +171,7 @@ def test_what_is_no_answer_is_no_negative(silent: int) -> None:
     assert tail.is_stuck is (silent == 2)
 
 
-def test_stuck_it_says_who_said_what_and_asks_again() -> None:
+def test_stuck_search_describes_replies_and_can_ask_again() -> None:
     """FR3."""
     tail = search()
     tail.plan(100)
@@ -188,7 +188,7 @@ def test_stuck_it_says_who_said_what_and_asks_again() -> None:
     assert tail.take_found() == [entry(0)]
 
 
-def test_negatives_of_others_than_the_write_set_are_none() -> None:
+def test_negatives_from_outside_the_write_set_do_not_count() -> None:
     """FR3, E > Qw: only its own write set can prove that an entry was never acknowledged."""
     quorum = Quorum(ensemble=5, write=3, ack=2)
     tail = search(quorum)
@@ -199,7 +199,7 @@ def test_negatives_of_others_than_the_write_set_are_none() -> None:
     assert not tail.is_absence_proven
 
 
-def test_a_run_is_asked_of_one_member_and_the_end_of_all() -> None:
+def test_each_run_is_asked_of_one_slot_and_the_end_of_all() -> None:
     tail = search(last_known=9, highest_seen=39, batch_slots=0b111)
     asks = tail.plan(1000)
     assert [a for a in asks if a.span > 1] == [
@@ -210,7 +210,7 @@ def test_a_run_is_asked_of_one_member_and_the_end_of_all() -> None:
     assert [a for a in asks if a.span == 1] == [one(1, 40), one(2, 40), one(0, 40)]
 
 
-def test_what_a_batch_had_no_room_for_is_asked_for_again() -> None:
+def test_rest_of_a_short_batch_is_asked_again() -> None:
     """FR3: short batches are never negatives."""
     tail = search(highest_seen=9, batch_slots=0b111)
     batch = tail.plan(1000)[0]
@@ -221,7 +221,7 @@ def test_what_a_batch_had_no_room_for_is_asked_for_again() -> None:
     assert tail.plan(1000) == [TailProbe(0, EntryId(3), 7)]
 
 
-def test_what_a_batch_passed_over_is_asked_of_others() -> None:
+def test_entry_skipped_by_a_batch_is_asked_of_another_slot() -> None:
     """FR3: a gap within a sparse batch is no negative."""
     quorum = Quorum(ensemble=4, write=2, ack=2)
     tail = search(quorum, highest_seen=7, batch_slots=0b1111)
@@ -229,10 +229,10 @@ def test_what_a_batch_passed_over_is_asked_of_others() -> None:
     assert batches == {0: TailProbe(0, EntryId(0), 8), 2: TailProbe(2, EntryId(1), 6)}
     tail.on_entries(batches[0], [entry(3), entry(4), entry(7)])
     assert not tail.is_absence_proven
-    assert tail.plan(1000) == [one(1, 0)]  # The other holder of entry 0.
+    assert tail.plan(1000) == [one(1, 0)]  # Slot 1 also holds entry 0.
 
 
-def test_a_batch_that_has_nothing_is_a_negative_for_its_first_entry_alone() -> None:
+def test_empty_batch_is_a_negative_only_for_its_first_entry() -> None:
     """FR3."""
     tail = search(highest_seen=9, batch_slots=0b111)
     batch = tail.plan(1000)[0]
@@ -248,7 +248,7 @@ def test_a_batch_that_has_nothing_is_a_negative_for_its_first_entry_alone() -> N
     assert tail.take_found() == []
 
 
-def test_the_slow_are_not_waited_for() -> None:
+def test_delayed_batch_is_asked_of_another_slot() -> None:
     tail = search(highest_seen=9, batch_slots=0b111)
     slow = tail.plan(1000)[0]
     tail.on_delay(slow)
@@ -259,7 +259,7 @@ def test_the_slow_are_not_waited_for() -> None:
     assert tail.next_entry == 10
 
 
-def test_the_window_bounds_what_is_asked() -> None:
+def test_window_bounds_outstanding_entries() -> None:
     tail = search(highest_seen=999, batch_slots=0b111, batch_entries_max=100)
     assert sum(a.span for a in tail.plan(250)) == 250
     assert tail.plan(250) == []
@@ -268,8 +268,8 @@ def test_the_window_bounds_what_is_asked() -> None:
     assert sum(a.span for a in tail.plan(250)) == 100
 
 
-def test_a_ledger_longer_than_the_fence_told_is_followed() -> None:
-    """Only the third, not heard at the fence, has these."""
+def test_entries_beyond_the_fence_replies_are_found() -> None:
+    """Only the third bookie, which did not answer the fence, has these entries."""
     tail = search()
     for entry_id in range(100):
         for ask in tail.plan(1000):
@@ -280,14 +280,14 @@ def test_a_ledger_longer_than_the_fence_told_is_followed() -> None:
         assert entry(entry_id) in tail.take_found() or tail.next_entry > entry_id
 
 
-# --- Chance -----------------------------------------------------------------------------------
+# --- Random -----------------------------------------------------------------------------------
 
 HAS, LACKS, SILENT = "has", "lacks", "silent"
 
 
 @st.composite
 def worlds(draw: st.DrawFn) -> tuple[Quorum, list[list[str]], int, int, int, bool]:
-    """A quorum; for each entry what each slot would say of it; the answer to the fence."""
+    """Draw a quorum, each slot's reply for each entry, and the fence replies."""
     ensemble = draw(st.integers(1, 5))
     write = draw(st.integers(1, ensemble))
     quorum = Quorum(ensemble, write, draw(st.integers(1, write)))
@@ -302,7 +302,7 @@ def worlds(draw: st.DrawFn) -> tuple[Quorum, list[list[str]], int, int, int, boo
 
 
 def truth(quorum: Quorum, rows: list[list[str]]) -> tuple[int, str]:
-    """The obvious model: entry by entry, everybody's answer at once."""
+    """The simple model: all replies at once, entry by entry."""
     for entry_id, row in enumerate(rows):
         if HAS in row:
             continue
@@ -312,11 +312,11 @@ def truth(quorum: Quorum, rows: list[list[str]]) -> tuple[int, str]:
 
 @settings(max_examples=200, deadline=None)
 @given(world=worlds(), data=st.data())
-def test_it_finds_what_everybody_together_would_say(
+def test_tail_search_matches_the_model(
     world: tuple[Quorum, list[list[str]], int, int, int, bool], data: st.DataObject
 ) -> None:
-    """FR2, FR3: in whatever order answers come, short batches, delays and repeats included, and whoever
-    has named its last entry.
+    """FR2, FR3: for any order of replies, with short batches, delays and repeats, and any set of
+    slots that reported a last entry.
     """
     quorum, rows, highest_seen, batch_slots, batch_entries_max, is_patient = world
     tail = search(
@@ -363,7 +363,7 @@ def test_it_finds_what_everybody_together_would_say(
         assert len(found) == end
         assert tail.is_over is (verdict == "end")
     else:
-        # Without patience a copy may be missed, but only of what was never acknowledged.
+        # Without patience a copy may be missed, but only of an entry never acknowledged.
         assert len(found) <= end
         if tail.is_over and len(found) < end:
             assert rows[len(found)].count(LACKS) >= quorum.absence
@@ -384,7 +384,7 @@ def answer(
         if said == HAS:
             bodies.append(entry(entry_id))
         elif said == SILENT or quorum.ensemble == quorum.write:
-            break  # Dense batches end at a gap, and all at what fails.
+            break  # Dense batches end at a gap; all batches end at a failure.
     if bodies:
         tail.on_entries(ask, bodies[: data.draw(st.integers(1, len(bodies)))])
     elif says(ask.slot, ask.first_entry) == LACKS:

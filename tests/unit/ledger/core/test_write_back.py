@@ -1,4 +1,4 @@
-"""Copies of recovered entries: who has to have them, who takes whose place."""
+"""Write-back of recovered entries: required copies, and replacement of bookies."""
 
 import random
 
@@ -29,7 +29,7 @@ def started(entries: int, quorum: Quorum = E3, first: int = 0) -> WriteBack:
     return back
 
 
-def test_all_of_the_write_set_are_tried() -> None:
+def test_write_back_waits_for_the_whole_write_set() -> None:
     """FR5."""
     back = started(2)
     assert back.entry_bytes == 20
@@ -43,7 +43,7 @@ def test_all_of_the_write_set_are_tried() -> None:
     assert back.new_fragments() == []
 
 
-def test_an_ack_quorum_is_enough_when_nobody_can_replace_the_third() -> None:
+def test_ack_quorum_completes_when_a_slot_is_abandoned() -> None:
     """FR5."""
     back = started(2)
     back.on_acks(0, B0, ids(0, 1))
@@ -56,7 +56,7 @@ def test_an_ack_quorum_is_enough_when_nobody_can_replace_the_third() -> None:
     assert back.new_fragments() == []
 
 
-def test_two_of_three_gone_are_too_many() -> None:
+def test_write_back_is_hopeless_with_two_of_three_abandoned() -> None:
     """FR5."""
     back = started(1)
     back.abandon(2)
@@ -66,8 +66,8 @@ def test_two_of_three_gone_are_too_many() -> None:
     assert not back.is_complete
 
 
-def test_a_replacement_gets_everything_from_the_first_that_is_missing() -> None:
-    """FR6: what the old one acknowledged behind that counts no more."""
+def test_replacement_is_sent_entries_from_the_first_unacked() -> None:
+    """FR6: later acks of the replaced bookie no longer count."""
     back = started(4)
     back.on_acks(2, B2, ids(0, 1, 3))
     assert [e.entry_id for e in back.replace(2, B3)] == [2, 3]
@@ -80,22 +80,22 @@ def test_a_replacement_gets_everything_from_the_first_that_is_missing() -> None:
     assert back.new_fragments() == [Fragment(EntryId(2), (B0, B1, B3))]
 
 
-def test_replacements_of_replacements_and_of_earlier_ones() -> None:
+def test_several_replacements_produce_correct_fragments() -> None:
     """FR6."""
     back = started(6, first=10)
     back.on_acks(0, B0, ids(10, 11, 12))
     back.on_acks(1, B1, ids(10))
-    back.replace(0, B3)  # From 13 on,
-    back.replace(1, B4)  # and the other from 11 on.
+    back.replace(0, B3)  # From entry 13 on.
+    back.replace(1, B4)  # From entry 11 on.
     assert back.new_fragments() == [
         Fragment(EntryId(11), (B0, B4, B2)),
         Fragment(EntryId(13), (B3, B4, B2)),
     ]
-    back.replace(0, BookieId("b5"))  # The first one acknowledged nothing.
+    back.replace(0, BookieId("b5"))  # b3 acknowledged nothing.
     assert back.new_fragments()[1] == Fragment(EntryId(13), (BookieId("b5"), B4, B2))
 
 
-def test_a_fragment_in_which_nothing_stays_is_replaced() -> None:
+def test_fragment_replaced_at_its_first_entry_is_overwritten() -> None:
     """FR6."""
     back = started(1, first=5)
     back.replace(1, B3)
@@ -109,7 +109,7 @@ def test_a_fragment_in_which_nothing_stays_is_replaced() -> None:
 
 @pytest.mark.parametrize("seed", range(200))
 def test_closed_entries_have_their_copies_where_metadata_says(seed: int) -> None:
-    """FR5, FR6: whatever fails whenever, `ack` bookies that metadata names hold each entry."""
+    """FR5, FR6: whatever fails, each entry is on `ack` bookies that metadata names."""
     chance = random.Random(seed)
     size = chance.randint(1, 5)
     write = chance.randint(1, size)

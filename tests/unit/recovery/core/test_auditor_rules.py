@@ -28,7 +28,7 @@ def members(
 
 
 def watch(losses: Losses, from_s: float, until_s: float, registered: set[int]) -> float:
-    """Looks as often as it asks for; returns when nobody was about to be lost any more."""
+    """Look as often as `losses` asks for; return the time when no loss was pending any more."""
     now_s = from_s
     members(losses, now_s, registered)
     while (next_ns := losses.next_look_ns()) is not None and now_s + next_ns / S <= until_s:
@@ -37,7 +37,7 @@ def watch(losses: Losses, from_s: float, until_s: float, registered: set[int]) -
     return now_s
 
 
-def test_a_bookie_is_lost_after_the_delay() -> None:
+def test_bookie_is_lost_after_the_delay() -> None:
     """AU1, AR2, AR16."""
     losses = Losses(60)
     members(losses, 0, {0, 1, 2, 3})
@@ -48,8 +48,8 @@ def test_a_bookie_is_lost_after_the_delay() -> None:
     assert losses.lost() == {B[3]}
 
 
-def test_the_delay_holds_for_any_number_of_bookies() -> None:
-    """AU1: Java forgets it as soon as two are missing, and a rack that restarts starts a storm."""
+def test_delay_holds_for_any_number_of_missing_bookies() -> None:
+    """AU1: BookKeeper drops it as soon as two are missing, so a restarting rack causes a storm."""
     losses = Losses(60)
     watch(losses, 0, 30, {0, 1, 2})
     watch(losses, 30, 59.999, {0, 1})
@@ -60,7 +60,7 @@ def test_the_delay_holds_for_any_number_of_bookies() -> None:
     assert losses.lost() == {B[2], B[3]}
 
 
-def test_one_that_comes_back_begins_again() -> None:
+def test_returning_bookie_restarts_its_delay() -> None:
     """AU1."""
     losses = Losses(60)
     watch(losses, 0, 49.9, {0, 1, 2})
@@ -71,18 +71,18 @@ def test_one_that_comes_back_begins_again() -> None:
     assert losses.lost() == {B[3]}
 
 
-def test_a_sleep_is_nobodys_absence() -> None:
-    """AU1: nobody watched for an hour, in which the bookie may have been there for most of the time."""
+def test_unobserved_time_counts_only_partly_as_absence() -> None:
+    """AU1: the auditor did not look for an hour, in which the bookie may have been registered."""
     losses = Losses(60)
     members(losses, 0, {0, 1, 2})
     members(losses, 3600, {0, 1, 2})
     assert losses.lost() == set()
-    assert losses.missing[B[3]] == 15 * S, "it counts for a quarter of the delay"
+    assert losses.missing[B[3]] == 15 * S, "a gap counts for at most a quarter of the delay"
     assert watch(losses, 3600, 10_000, {0, 1, 2}) == 3645
 
 
-def test_another_session_begins_again() -> None:
-    """AU1: who came and left between two sessions was heard by nobody."""
+def test_new_session_restarts_the_delay() -> None:
+    """AU1: a registration between two sessions would go unnoticed."""
     losses = Losses(60)
     watch(losses, 0, 59, {0, 1, 2})
     members(losses, 59.5, {0, 1, 2}, session=SessionId(2))
@@ -91,8 +91,8 @@ def test_another_session_begins_again() -> None:
     assert losses.lost() == set()
 
 
-def test_one_who_looks_too_seldom_still_comes_to_an_end() -> None:
-    """AU1: looks that take as long as the delay must not put every loss off for ever."""
+def test_rare_looks_still_find_a_loss() -> None:
+    """AU1: looks rarer than the delay must not postpone a loss forever."""
     losses = Losses(60)
     for number in range(5):
         assert losses.lost() == set()
@@ -100,20 +100,20 @@ def test_one_who_looks_too_seldom_still_comes_to_an_end() -> None:
     assert losses.lost() == {B[3]}
 
 
-def test_looks_come_often_enough_and_not_too_often() -> None:
+def test_look_interval_is_a_tenth_of_the_delay_up_to_10_s() -> None:
     for delay_s, expected_s in ((2, 0.2), (60, 6), (300, 10), (3600, 10)):
         losses = Losses(delay_s)
         members(losses, 0, {0, 1, 2})
         assert losses.next_look_ns() == expected_s * S
 
 
-def test_one_that_only_a_ledger_names_is_lost_too() -> None:
+def test_bookie_named_only_by_a_ledger_can_be_lost() -> None:
     losses = Losses(0)
     members(losses, 0, {0, 1, 2, 3}, {0, 1, 5})
     assert losses.lost() == {B[5]}
 
 
-def test_another_delay_counts_from_when_it_was_missed() -> None:
+def test_changed_delay_counts_from_the_start_of_absence() -> None:
     losses = Losses(600)
     watch(losses, 0, 29, {0, 1, 2})
     losses.on_delay(30)
@@ -122,8 +122,8 @@ def test_another_delay_counts_from_when_it_was_missed() -> None:
     assert losses.lost() == {B[3]}
 
 
-def test_a_person_does_not_wait_for_the_delay() -> None:
-    """Writing the delay again audits at once, but only for those that are missing then."""
+def test_manual_audit_skips_the_delay_of_missing_bookies() -> None:
+    """Writing the delay again counts only for bookies that are missing then."""
     losses = Losses(60)
     members(losses, 0, {0, 1, 2})
     losses.on_asked()
@@ -133,7 +133,7 @@ def test_a_person_does_not_wait_for_the_delay() -> None:
     assert losses.lost() == set()
 
 
-def test_more_than_half_at_once_is_nobodys_loss() -> None:
+def test_loss_of_more_than_half_is_not_accepted() -> None:
     """AU2."""
     losses = Losses(0)
     members(losses, 0, {0, 1})
@@ -147,7 +147,7 @@ def test_more_than_half_at_once_is_nobodys_loss() -> None:
     assert losses.lost() == {B[3]}
 
 
-def test_a_person_approves_these_bookies_and_no_others() -> None:
+def test_approval_covers_only_the_named_bookies() -> None:
     """AU2: `audit --anyway`."""
     losses = Losses(0)
     members(losses, 0, {0})
@@ -159,8 +159,8 @@ def test_a_person_approves_these_bookies_and_no_others() -> None:
     assert losses.lost() == set()
 
 
-def test_bookies_that_no_ledger_names_do_not_count() -> None:
-    """AU2: those that were replaced long ago keep their cookies until somebody removes them."""
+def test_unnamed_bookies_do_not_count_towards_the_brake() -> None:
+    """AU2: bookies replaced long ago keep their cookies until an operator removes them."""
     losses = Losses(0)
     members(losses, 0, {0, 1}, {0, 1})
     assert not losses.is_braked
@@ -169,7 +169,7 @@ def test_bookies_that_no_ledger_names_do_not_count() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_fewest_copies_come_first(seed: int) -> None:
+def test_backlog_is_ordered_by_fewest_copies(seed: int) -> None:
     """AU3."""
     chance, backlog = random.Random(seed), Backlog()
     copies = {LedgerId(each): chance.randrange(4) for each in range(100)}
@@ -180,8 +180,8 @@ def test_the_fewest_copies_come_first(seed: int) -> None:
     assert len(backlog) == len(order) == 100
 
 
-def test_when_a_check_is_due() -> None:
-    assert not is_check_due(None, 5, 0), "0: never"
+def test_check_is_due_after_its_interval() -> None:
+    assert not is_check_due(None, 5, 0), "an interval of 0 means never"
     assert is_check_due(None, 5, 10)
     assert [is_check_due(100, now, 10) for now in (100, 109, 110)] == [False, False, True]
-    assert is_check_due(100, 99, 10), "it was completed in the future"
+    assert is_check_due(100, 99, 10), "it was completed in the future by this clock"

@@ -1,4 +1,4 @@
-"""Who is sent what, in which order, and when again."""
+"""Event callbacks: delivery order, retries, signatures and stored formats."""
 
 import hashlib
 import hmac
@@ -51,8 +51,8 @@ def due(queue: CallbackQueue, now_s: float = 0) -> list[int]:
     return [int(each.name, 16) for each, _ in queue.take_due(round(now_s * S))]
 
 
-def test_what_names_one_bookie_keeps_its_order() -> None:
-    """CL2. An event that names two waits for both, and holds both back."""
+def test_events_of_one_bookie_keep_their_order() -> None:
+    """CL2: an event that names two bookies waits for both, and delays both."""
     queue = CallbackQueue(random.Random(1))
     for each in (pending(1, "a"), pending(2, "b"), pending(3, "a", "b"), pending(4, "b")):
         queue.add(each)
@@ -73,7 +73,7 @@ def test_what_names_one_bookie_keeps_its_order() -> None:
     assert (len(queue), name_of(1) in queue) == (2, False)
 
 
-def test_few_are_sent_at_once() -> None:
+def test_concurrent_deliveries_are_limited() -> None:
     queue = CallbackQueue(random.Random(1))
     for number in range(10):
         queue.add(pending(number, f"bk-{number}"))
@@ -84,7 +84,7 @@ def test_few_are_sent_at_once() -> None:
     assert due(queue) == [4]
 
 
-def test_pauses_double_to_an_hour() -> None:
+def test_retry_pauses_double_up_to_an_hour() -> None:
     """CL3."""
     randomness = random.Random(1)
     for attempts, seconds in ((1, 1), (2, 2), (5, 16), (13, 3_600), (10_000, 3_600)):
@@ -93,7 +93,7 @@ def test_pauses_double_to_an_hour() -> None:
         assert len(set(pauses)) > 10
 
 
-def test_it_is_tried_again_for_a_day() -> None:
+def test_delivery_is_retried_for_a_day() -> None:
     """CL1, CL3."""
     queue = CallbackQueue(random.Random(1))
     queue.add(pending(1, "a"))
@@ -114,8 +114,8 @@ def test_it_is_tried_again_for_a_day() -> None:
     assert [each.name for each, _ in queue.take_due(now_ms * 1_000_000)] == [name_of(2)]
 
 
-def test_a_receiver_that_is_there_again_gets_all_of_it_at_once() -> None:
-    """What it refused waits for its time all the same."""
+def test_success_makes_unanswered_deliveries_due_at_once() -> None:
+    """Deliveries that the receiver refused still wait for their pause."""
     queue = CallbackQueue(random.Random(1))
     for number, bookie in enumerate("abc"):
         queue.add(pending(number, bookie))
@@ -126,7 +126,7 @@ def test_a_receiver_that_is_there_again_gets_all_of_it_at_once() -> None:
     assert due(queue, 0.001) == [0]
 
 
-def test_a_test_is_sent_once_and_waits_for_nobody() -> None:
+def test_test_event_is_sent_once_and_at_once() -> None:
     queue = CallbackQueue(random.Random(1))
     queue.add(pending(1))
     queue.add(pending(2, kind=EventKind.TEST))
@@ -134,8 +134,8 @@ def test_a_test_is_sent_once_and_waits_for_nobody() -> None:
     assert queue.on_answer(name_of(2), SILENT, 0, 0) is DeliveryOutcome.GIVEN_UP
 
 
-def test_the_signature_is_over_time_and_body() -> None:
-    """CL4: as the page for operators verifies it."""
+def test_signature_covers_time_and_body() -> None:
+    """CL4: verified the way the operators' page shows."""
     event = Event("lifecycle/bk-1@1f.0", EventKind.LIFECYCLE, 1, "lifecycle/bk-1", ("bk-1",))
     body = body_of(event)
     headers = CALLBACK.headers(event, body, 1_795_219_200_999)
@@ -146,7 +146,7 @@ def test_the_signature_is_over_time_and_body() -> None:
     assert json.loads(body)["id"] == headers["rollbook-event"] == event.id
 
 
-def test_what_a_callback_takes() -> None:
+def test_callback_filters_by_kind_and_bookie() -> None:
     event = Event("e", EventKind.LIFECYCLE, 1, "n", ("bk-1",))
     for callback, takes in (
         (CALLBACK, True),
@@ -157,7 +157,7 @@ def test_what_a_callback_takes() -> None:
         assert callback.takes(event) is takes
 
 
-def test_all_of_it_is_kept_as_it_is() -> None:
+def test_callbacks_deliveries_and_cursors_survive_packing() -> None:
     callback = replace(CALLBACK, kinds=(EventKind.AUDITOR,), bookie="bk-1", principal="boss")
     assert unpack_callback(pack_callback(callback)) == callback
     one = pending(1, "bk-1")
@@ -182,8 +182,8 @@ def test_all_of_it_is_kept_as_it_is() -> None:
         b'{"version": 1, "id": 5}',
     ],
 )
-def test_what_cannot_be_read_is_said(data: bytes) -> None:
-    """And never quoted: it may have a secret."""
+def test_unreadable_nodes_raise_without_quoting_secrets(data: bytes) -> None:
+    """Error messages must not quote the data, which may contain a secret."""
     for unpack in (unpack_callback, lambda data: unpack_pending("n", data), unpack_cursor):
         with pytest.raises(BadMetadata):
             unpack(data)
@@ -200,6 +200,6 @@ def test_what_cannot_be_read_is_said(data: bytes) -> None:
     assert "5ec3e7" not in str(caught.value)
 
 
-def test_a_cursor_that_would_fill_the_memory_is_refused() -> None:
+def test_oversized_cursor_is_rejected() -> None:
     with pytest.raises(BadMetadata):
         unpack_cursor(zlib.compress(b" " * (17 * 1024 * 1024), 1))

@@ -1,4 +1,4 @@
-"""Which doubts may go, against a model that looks at one entry at a time."""
+"""Which doubts may be settled, compared with a model that handles one entry at a time."""
 
 from dataclasses import dataclass
 
@@ -45,7 +45,7 @@ def ledgers(draw: st.DrawFn) -> LedgerMetadata:
 
 
 def some_ranges() -> st.SearchStrategy[list[EntrySpan]]:
-    """Ascending, as a bookie keeps them; the last one may be without an end."""
+    """Ascending ranges, as a bookie keeps them; the last one may be unbounded."""
     ids = st.sets(st.integers(-1, LAST_MAX + 5), max_size=30)
     return st.builds(
         lambda found, is_endless: (
@@ -59,7 +59,7 @@ def some_ranges() -> st.SearchStrategy[list[EntrySpan]]:
 
 
 def members_of(metadata: LedgerMetadata, entry_id: int) -> tuple[BookieId, ...]:
-    """The write set, by its definition."""
+    """The entry's write set, by its definition."""
     ensemble, quorum = metadata.fragment_of(EntryId(entry_id)).ensemble, metadata.quorum
     return tuple(ensemble[(entry_id + copy) % quorum.ensemble] for copy in range(quorum.write))
 
@@ -80,7 +80,7 @@ def heal(
     accepted: list[EntrySpan],
     step: int,
 ) -> Healed:
-    """What the shell does, with bookies that answer at once."""
+    """Heal like `LedgerHealer`, with bookies that answer at once."""
     healed = Healed([], [], [], [], [])
     for first, last, fragment in stretches(metadata, B, doubted):
         if fragment is None:
@@ -109,14 +109,14 @@ def heal(
 
 @settings(max_examples=400, deadline=None)
 @given(ledgers(), some_ranges(), some_ranges(), st.integers(1, 50), st.data())
-def test_doubt_goes_where_it_may_and_nowhere_else(
+def test_doubts_are_settled_exactly_where_allowed(
     metadata: LedgerMetadata,
     doubted: list[EntrySpan],
     accepted: list[EntrySpan],
     step: int,
     data: st.DataObject,
 ) -> None:
-    """HL1: entry by entry: brought back, not needed, or given up by name."""
+    """HL1: an entry's doubt is settled if it is restored, not needed, or accepted as lost."""
     states: st.SearchStrategy[Copy] = st.sampled_from([1, *BAD, *OPEN_ENDED])
     copies: dict[tuple[BookieId, int], Copy] = {
         (member, entry_id): data.draw(states)
@@ -149,10 +149,10 @@ def test_doubt_goes_where_it_may_and_nowhere_else(
 
 @settings(max_examples=300, deadline=None)
 @given(ledgers(), some_ranges(), some_ranges())
-def test_of_an_unclosed_ledger_only_the_accepted_tail_is_given_up(
+def test_unclosed_ledger_gives_up_only_its_accepted_tail(
     closed: LedgerMetadata, doubted: list[EntrySpan], accepted: list[EntrySpan]
 ) -> None:
-    """HL1: entries of earlier fragments were confirmed; they are not given up unlooked-for."""
+    """HL1: entries of earlier fragments were confirmed, so their copies are searched first."""
     metadata = LedgerMetadata(
         closed.ledger_id, closed.quorum, closed.fragments, LedgerState.IN_RECOVERY
     )
@@ -173,12 +173,12 @@ def test_of_an_unclosed_ledger_only_the_accepted_tail_is_given_up(
         ([EntrySpan(3, 9)], 9, True),
         ([EntrySpan(3, 9)], 8, False),
         ([EntrySpan(0, 2), EntrySpan(5, ENTRY_ID_MAX)], 100, False),
-        ([EntrySpan(NO_ENTRY, 4)], 9, False),  # Its explicit LAC is in doubt.
+        ([EntrySpan(NO_ENTRY, 4)], 9, False),  # The explicit LAC is in doubt.
         ([WHOLE], 9, False),
         ([], 9, False),
     ],
 )
-def test_a_writer_goes_on_if_all_that_is_in_doubt_is_confirmed(
+def test_ledger_stays_open_if_all_doubted_entries_are_confirmed(
     state: LedgerState, doubted: list[EntrySpan], lac: int, may_stay_open: bool
 ) -> None:
     ensemble = tuple(NAMES[:3])
@@ -191,13 +191,13 @@ def test_a_writer_goes_on_if_all_that_is_in_doubt_is_confirmed(
         assert found.last_entry == lac
 
 
-def test_who_is_the_only_member_has_nobody_to_ask() -> None:
-    """HL1: its own doubt is all there is: the entry is lost, and stays in doubt."""
+def test_entry_without_other_members_is_lost() -> None:
+    """HL1: no other bookie can have a copy, so the entry is lost and stays in doubt."""
     found = judge(range(2), [EntryId(0), EntryId(1)], [EntryId(0)], {EntryId(1): {}}, [])
     assert (found.settled, found.lost, found.waiting) == ([EntrySpan(0, 0)], [1], {})
 
 
-def test_ranges() -> None:
+def test_range_helpers_merge_and_intersect() -> None:
     assert ranges_of([]) == []
     assert ranges_of([1, 2, 3, 5]) == [(1, 3), (5, 5)]
     assert ranges_of([1, 3, 5, 8], gap=2) == [(1, 5), (8, 8)]
@@ -208,8 +208,8 @@ def test_ranges() -> None:
     assert intersection([WHOLE], [EntrySpan(4, 7)]) == [(4, 7)]
 
 
-def test_a_bookie_that_the_writer_has_left_is_healed_up_to_there() -> None:
-    """DH3: nobody counts on its answers from the open end on."""
+def test_bookie_the_writer_left_is_healed_up_to_its_last_entry() -> None:
+    """DH3: its replies do not matter from the open fragment on."""
     q = Quorum(2, 2, 2)
     here, there, third = BookieId("a"), BookieId("b"), BookieId("c")
     fragments = Fragment(EntryId(0), (here, there)), Fragment(EntryId(7), (third, there))
@@ -217,4 +217,4 @@ def test_a_bookie_that_the_writer_has_left_is_healed_up_to_there() -> None:
     healed = before_open_end(metadata, here)
     assert healed is not None
     assert (healed.is_closed, healed.last_entry, healed.fragments) == (True, 6, fragments[:1])
-    assert before_open_end(metadata, there) is None, "its open end names it"
+    assert before_open_end(metadata, there) is None, "the open fragment names this bookie"

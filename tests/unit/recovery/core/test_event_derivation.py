@@ -1,4 +1,4 @@
-"""What becomes an event, once, and under which id."""
+"""Which changes become events, and with which IDs."""
 
 from dataclasses import replace
 
@@ -48,7 +48,7 @@ OPERATION = Sight(
 
 
 def tracks_of(*sights: Sight) -> dict[str, tuple[ObservedState, ...]]:
-    """Of a process that has just begun."""
+    """The tracks of a process that has just started."""
     tracks = Tracks()
     tracks.on_look({each.subject: each for each in sights}, NOW_MS)
     return tracks.states
@@ -61,8 +61,8 @@ def kinds_and_ids(marks: dict[str, str], *sights: Sight) -> list[tuple[str, str]
     return [(each.kind.value, each.id) for each in events]
 
 
-def test_a_bookie_is_lost_and_comes_back_in_another_session() -> None:
-    """EV1, EV2. What became writable or read-only, in its own session, was never gone."""
+def test_bookie_lost_and_back_events_follow_sessions() -> None:
+    """EV1, EV2: a switch between writable and read-only in one session is no loss."""
     marks = first_fingerprints(tracks_of(BK1))
     assert kinds_and_ids(marks, BK1) == []
     read_only = replace(BK1, node="available/readonly/bk-1", life=0x21)
@@ -73,11 +73,11 @@ def test_a_bookie_is_lost_and_comes_back_in_another_session() -> None:
     assert kinds_and_ids(marks, back) == [("bookie-back", "available/bk-1@22")]
     again = replace(BK1, life=0x23, state="a3")
     expected = [("bookie-lost", "available/bk-1@22.lost"), ("bookie-back", "available/bk-1@23")]
-    assert kinds_and_ids(marks, again) == expected, "nobody looked while it was gone"
+    assert kinds_and_ids(marks, again) == expected, "the loss itself was not observed"
 
 
-def test_each_change_of_a_lifecycle_is_one_event() -> None:
-    """EV1. The same state that is written again is none."""
+def test_each_lifecycle_change_is_one_event() -> None:
+    """EV1: writing the same state again is no event."""
     marks: dict[str, str] = {}
     assert kinds_and_ids(marks, DRAINS) == [("lifecycle", "lifecycle/bk-1@20.0")]
     assert kinds_and_ids(marks, replace(DRAINS, version=1, text="again")) == []
@@ -86,7 +86,7 @@ def test_each_change_of_a_lifecycle_is_one_event() -> None:
     assert kinds_and_ids(marks) == [("lifecycle", "lifecycle/bk-1@20.2.removed")]
 
 
-def test_an_operation_that_was_seen_late_has_begun_and_ended() -> None:
+def test_operation_seen_late_has_started_and_ended_events() -> None:
     """EV2."""
     marks: dict[str, str] = {}
     assert kinds_and_ids(marks, OPERATION) == []
@@ -95,14 +95,16 @@ def test_an_operation_that_was_seen_late_has_begun_and_ended() -> None:
     both.append(("operation-ended", "operations/5f@30.ended"))
     assert kinds_and_ids(marks, done) == both
     assert kinds_and_ids(marks, done) == []
-    assert kinds_and_ids({}, replace(OPERATION, state="cancelled")) == both[1:], "it never ran"
+    assert kinds_and_ids({}, replace(OPERATION, state="cancelled")) == both[1:], (
+        "the operation never ran"
+    )
     running = replace(OPERATION, state="running", started_ms=2_900)
     marks = {}
     assert kinds_and_ids(marks, running) + kinds_and_ids(marks, done) == both
-    assert kinds_and_ids(marks) == [], "it was forgotten after a week"
+    assert kinds_and_ids(marks) == [], "deleting an old operation is no event"
 
 
-def test_repair_is_paused_led_by_another_and_late() -> None:
+def test_pause_auditor_and_overdue_events_are_derived() -> None:
     switch = Sight(Thing.SWITCH, "", "underreplication/disable", 0x40, 0, 1)
     vote = Sight(Thing.AUDITOR, "", "underreplication/auditorelection/V_1", 0x41, 0, 1, text="r:1")
     late = Sight(Thing.OVERDUE, "7", "underreplication/ledgers/urL7", 0x42, 0, 1, ledger_id=7)
@@ -113,22 +115,22 @@ def test_repair_is_paused_led_by_another_and_late() -> None:
     assert [kind for kind, _ in kinds_and_ids(marks, next_vote)] == ["auditor", "recovery-resumed"]
 
 
-def test_bad_copies_are_told_as_they_are_found() -> None:
+def test_each_new_bad_copy_is_an_event() -> None:
     bad = Sight(Thing.BAD_COPIES, "7", "bad/urL7", 0x50, 0, 1, ledger_id=7, text="bad")
     marks: dict[str, str] = {}
     assert kinds_and_ids(marks, bad) == [("bad-ledger", "bad/urL7@50.0")]
     assert kinds_and_ids(marks, replace(bad, version=1)) == [("bad-ledger", "bad/urL7@50.1")]
-    assert kinds_and_ids(marks) == [], "it was repaired"
+    assert kinds_and_ids(marks) == [], "a repair is no event"
 
 
-def test_a_server_that_begins_tells_of_no_bookie_that_is_there() -> None:
-    """EV3. It does tell what it finds in the lifecycles and operations."""
+def test_registered_bookies_cause_no_events_at_start() -> None:
+    """EV3: existing lifecycles do cause events."""
     marks = first_fingerprints(tracks_of(BK1, DRAINS))
     assert kinds_and_ids(marks, BK1, DRAINS) == [("lifecycle", "lifecycle/bk-1@20.0")]
 
 
-def test_events_between_two_senders_are_derived_from_what_one_saw() -> None:
-    """EV2. The marks are those of a process that died before the drain began."""
+def test_next_sender_derives_events_of_the_gap() -> None:
+    """EV2: the fingerprints are those of a process that died before the drain started."""
     tracks, switch = Tracks(), Sight(Thing.SWITCH, "", "disable", 0x40, 0, 1)
     marks = first_fingerprints(tracks_of(BK1)) | {"switch/": "gone disable@3f"}
     drained = replace(DRAINS, version=1, state="drained", since_ms=2_500, at_ms=2_500)
@@ -156,8 +158,8 @@ def test_events_between_two_senders_are_derived_from_what_one_saw() -> None:
     assert known == after
 
 
-def test_all_that_one_thing_became_while_nobody_led_is_told() -> None:
-    """EV2. Repair was paused and resumed thirty times between two senders."""
+def test_all_changes_between_two_senders_become_events() -> None:
+    """EV2: recovery was paused and resumed thirty times between two senders."""
     tracks = Tracks()
     marks: dict[str, str] = {"switch/": "gone disable@f"}
     for number in range(16, 46):
@@ -170,8 +172,8 @@ def test_all_that_one_thing_became_while_nobody_led_is_told() -> None:
     assert after == {"switch/": "gone disable@2d"}
 
 
-def test_what_was_gone_and_is_gone_is_no_event() -> None:
-    """Whatever it was between the two is not known any more."""
+def test_change_not_in_the_tracks_is_no_event() -> None:
+    """The track no longer holds the state in between."""
     tracks = Tracks(earlier_max=0)
     switch = Sight(Thing.SWITCH, "", "disable", 0x40, 0, 1)
     tracks.on_look({switch.subject: switch}, 1)
@@ -179,7 +181,7 @@ def test_what_was_gone_and_is_gone_is_no_event() -> None:
     assert derive({"switch/": "gone disable@3f"}, tracks.states, NOW_MS)[0] == []
 
 
-def test_an_operation_says_of_what_it_is() -> None:
+def test_operation_event_names_kind_and_bookies() -> None:
     failed = replace(OPERATION, state="failed", started_ms=2_000)
     texts = [each.text for each in derive({}, tracks_of(failed), NOW_MS)[0]]
     assert texts == ["Operation drain (bk-1) has begun.", "Operation drain (bk-1) has failed."]
@@ -199,14 +201,14 @@ def test_tracks_are_bounded() -> None:
     _, marks = derive(marks, tracks.states, NOW_MS)
     tracks.on_look({}, 21)
     _, marks = derive(marks, tracks.states, NOW_MS)
-    assert len(marks) == 1_000, "of those that are gone"
+    assert len(marks) == 1_000, "at most this many fingerprints of absent things are kept"
 
 
 def event(number: int, **more: object) -> Event:
-    return replace(Event(f"e{number}", EventKind.AUDITOR, number, "n"), **more)  # type: ignore[arg-type]  # Fields by name.
+    return replace(Event(f"e{number}", EventKind.AUDITOR, number, "n"), **more)  # type: ignore[arg-type]  # Fields given by name.
 
 
-def test_memory_is_bounded_and_asked_page_by_page() -> None:
+def test_event_memory_is_bounded_and_paged() -> None:
     memory = EventMemory(kept=5)
     memory.add(event(number) for number in range(8))
     memory.add([event(7)])
@@ -218,7 +220,7 @@ def test_memory_is_bounded_and_asked_page_by_page() -> None:
     second = memory.page(EventFilter(), "e6", 2)
     assert second is not None
     assert ([each.id for each in second[0]], second[1]) == (["e5", "e4"], None)
-    assert memory.page(EventFilter(), "e1", 2) is None, "it was forgotten"
+    assert memory.page(EventFilter(), "e1", 2) is None, "the event was dropped"
     memory.add([event(9, bookies=("bk-1",), log="default/a", kind=EventKind.LIFECYCLE)])
     for wanted in (
         EventFilter(bookie="bk-1"),
@@ -231,7 +233,7 @@ def test_memory_is_bounded_and_asked_page_by_page() -> None:
         assert memory.page(replace(wanted, bookie="bk-2"), "", 2) == ([], None)
 
 
-def test_an_event_is_kept_as_json() -> None:
+def test_event_survives_json_and_invalid_json_is_rejected() -> None:
     known = event(1, bookies=("bk-1",), ledger_id=7, log="default/a", state="done")
     assert unpack_event(known.facts()) == known
     for wrong in ({}, {"kind": "nonsense"}, {"at_ms": "1"}, {"bookies": [1]}, {"text": 1}):

@@ -1,4 +1,4 @@
-"""When checks are due, what they read, and what the answers say of the copies."""
+"""When checks are due, what they read, and how they judge copies."""
 
 import pytest
 
@@ -32,34 +32,34 @@ def seat(quorum: Quorum, first: int, last: int, slot: int = 0) -> SlotRepair:
     return SlotRepair(Fragment(EntryId(first), ensemble), EntryId(last), slot, Action.RESTORE)
 
 
-# --- When ---------------------------------------------------------------------------------------
+# --- Requests------------------------------------------------------------------------------------
 
 
-def test_a_request_is_served_once() -> None:
+def test_check_request_is_served_once() -> None:
     """AU8."""
     requests = Requests()
     requests.on_order(None)
     assert not requests.is_open(COPIES, None)
     requests.on_order(100)
     assert requests.is_open(COPIES, 500), (
-        "it came while this auditor leads, whatever its clock says"
+        "an order during this auditor's lead counts, whatever its clock"
     )
     stamp = requests.stamp(COPIES)
     requests.on_order(200)
     requests.on_served(COPIES, stamp)
-    assert requests.is_open(COPIES, 600), "the next one came while the check was made"
+    assert requests.is_open(COPIES, 600), "the next request arrived during the check"
     requests.on_served(COPIES, requests.stamp(COPIES))
     assert not requests.is_open(COPIES, 600)
     requests.add(CheckKind.BOOKIES)
     assert requests.is_open(CheckKind.BOOKIES, 600)
-    assert not requests.is_open(COPIES, 600), "only that one was asked for"
+    assert not requests.is_open(COPIES, 600), "only the other check was requested"
 
 
 @pytest.mark.parametrize(("completed_ms", "is_open"), [(None, True), (99, True), (101, False)])
-def test_a_request_from_before_counts_unless_the_check_was_completed_since(
+def test_older_request_is_open_unless_a_check_completed_since(
     completed_ms: int | None, is_open: bool
 ) -> None:
-    """AU8: the auditor that was asked died."""
+    """AU8: the auditor that received the request died."""
     requests = Requests()
     requests.on_order(100)
     assert requests.is_open(COPIES, completed_ms) is is_open
@@ -70,8 +70,8 @@ def test_a_request_from_before_counts_unless_the_check_was_completed_since(
 
 @pytest.mark.parametrize("quorum", [Q332, Q532])
 @pytest.mark.parametrize("slot", range(3))
-def test_each_hole_of_a_share_is_found(quorum: Quorum, slot: int) -> None:
-    """Against the definition, at the edges of windows, too."""
+def test_each_missing_entry_of_a_stripe_is_found(quorum: Quorum, slot: int) -> None:
+    """Compared with the definition, also at window edges."""
     here = seat(quorum, 7, 4300, slot)
     share = [EntryId(each) for each in range(7, 4301) if quorum.holds(slot, EntryId(each))]
     assert list(lacking(quorum, here, EntryList.of(share))) == []
@@ -81,16 +81,16 @@ def test_each_hole_of_a_share_is_found(quorum: Quorum, slot: int) -> None:
         assert list(lacking(quorum, here, listed)) == [hole]
 
 
-def test_a_bad_copy_is_lacking_though_it_is_listed() -> None:
+def test_listed_bad_copy_counts_as_lacking() -> None:
     here = seat(Q332, 0, 9)
     listed = EntryList.of(map(EntryId, range(10)))
     assert list(lacking(Q332, here, listed, [EntrySpan(3, 4), EntrySpan(9, 20)])) == [3, 4, 9]
 
 
-# --- Bytes --------------------------------------------------------------------------------------
+# --- Samples ------------------------------------------------------------------------------------
 
 
-def test_a_sample_has_both_ends_and_a_run_of_its_share() -> None:
+def test_sample_has_both_ends_and_its_share_of_entries() -> None:
     here = seat(Q532, 100, 1099, 4)
     for start in (0.0, 0.5, 0.999):
         runs = pick_sample(Q532, here, 1.0, start)
@@ -98,10 +98,12 @@ def test_a_sample_has_both_ends_and_a_run_of_its_share() -> None:
         held = [each for each in range(100, 1100) if Q532.holds(4, EntryId(each))]
         assert {held[0], held[-1]} <= set(picked) <= set(held)
         assert len(picked) == len(set(picked))
-        assert 5 <= len(picked) <= 9, "ten entries of a thousand, of which it holds three in five"
+        assert 5 <= len(picked) <= 9, (
+            "one per cent of a thousand entries, of which the slot holds 3/5"
+        )
 
 
-def test_share_of_zero_reads_only_the_ends_and_share_of_one_everything() -> None:
+def test_sample_of_zero_percent_is_both_ends_of_100_everything() -> None:
     assert pick_sample(Q332, seat(Q332, 5, 9), 0, 0.5) == [[5], [9]]
     assert pick_sample(Q332, seat(Q332, 5, 5), 0, 0.5) == [[5]]
     assert pick_sample(Q332, seat(Q332, 5, 9), 100, 0.5) == [[5, 6, 7, 8, 9]]
@@ -113,7 +115,7 @@ def judged(*copies: Copy) -> CopyReport:
     return found
 
 
-def test_what_is_short_or_bad_is_marked_and_what_cannot_be_told_is_not() -> None:
+def test_only_missing_and_bad_copies_are_marked() -> None:
     assert judged(7, 7, 7).to_mark == []
     assert judged(7, CopyState.MISSING, 7).to_mark == [B[1]]
     bad = judged(7, 7, CopyState.BAD)
@@ -135,7 +137,7 @@ def test_copy_is_bad_only_if_a_majority_of_copies_differs_from_it() -> None:
 def report(
     *, short: str = "", bad: str = "", silent: str = "", away: str = "", entries: int = 1
 ) -> CopyReport:
-    """Each digit is the number of a bookie."""
+    """Build a report; each digit is the number of a bookie."""
     found = CopyReport()
     found.short = {B[int(each)]: None for each in short}
     found.bad = {B[int(each)]: [EntryId(number) for number in range(entries)] for each in bad}
@@ -148,17 +150,23 @@ def report(
     ("first", "second", "registered", "to_mark", "bad"),
     [
         (report(short="1"), report(short="1"), "012", "1", ""),
-        (report(short="1"), report(), "012", "", ""),  # The writer's last copies have arrived.
+        (
+            report(short="1"),
+            report(),
+            "012",
+            "",
+            "",
+        ),  # The writer's last copies arrived in between.
         (report(short="1"), report(short="2"), "012", "", ""),  # Bookie 2 is found next time.
         (report(short="12"), report(short="21"), "012", "12", ""),
         (report(short="12"), report(short="12"), "01", "1", ""),  # Bookie 2 left (AU6).
         (report(bad="1"), report(bad="1"), "012", "1", "1"),
-        (report(bad="1"), report(short="1"), "012", "1", ""),  # What the second look says counts.
+        (report(bad="1"), report(short="1"), "012", "1", ""),  # The second look decides.
         (report(short="1"), report(bad="1"), "012", "1", "1"),
         (report(short="1", bad="2"), report(bad="12"), "02", "2", "2"),
     ],
 )
-def test_what_two_looks_found_is_marked(
+def test_only_findings_of_both_looks_are_marked(
     first: CopyReport, second: CopyReport, registered: str, to_mark: str, bad: str
 ) -> None:
     """AU7."""
@@ -168,8 +176,8 @@ def test_what_two_looks_found_is_marked(
     assert confirmed.bad == {B[int(each)]: [EntryId(0)] for each in bad}
 
 
-def test_the_bad_entries_of_the_second_look_are_recorded() -> None:
-    """AU7: metadata was fresh."""
+def test_bad_entries_of_the_second_look_are_recorded() -> None:
+    """AU7."""
     confirmed = confirmed_by(report(bad="1", entries=3), report(bad="1", entries=2), lambda _: True)
     assert confirmed.bad == {B[1]: [0, 1]}
 
@@ -177,14 +185,14 @@ def test_the_bad_entries_of_the_second_look_are_recorded() -> None:
 @pytest.mark.parametrize(
     ("second", "registered", "is_decided"),
     [
-        (report(), "012", True),  # The copies are whole by now.
+        (report(), "012", True),  # The copies are complete at the second look.
         (report(short="1"), "012", True),
         (report(silent="1"), "012", False),
         (report(silent="2"), "012", True),  # The first look judged bookie 2.
         (report(), "02", False),
     ],
 )
-def test_a_ledger_whose_suspect_became_silent_is_not_judged(
+def test_ledger_with_a_silent_suspect_is_not_judged(
     second: CopyReport, registered: str, is_decided: bool
 ) -> None:
     """AU5."""
@@ -197,18 +205,22 @@ def test_a_ledger_whose_suspect_became_silent_is_not_judged(
     ("first", "marked", "is_decided"),
     [
         (report(), (), True),
-        (report(short="1", bad="2"), (), True),  # The second look decides about these.
+        (
+            report(short="1", bad="2"),
+            (),
+            True,
+        ),  # The second look decides about short and bad copies.
         (report(silent="1"), (), False),
         (report(away="1"), (), False),
         (report(away="1"), (B[2],), False),
         (report(away="1"), (B[1], B[2]), True),
         (report(away="12"), (B[1],), False),
-        (report(away="1"), None, True),  # Its mark is unreadable.
+        (report(away="1"), None, True),  # The mark is unreadable.
         (report(away="1", silent="2"), (B[1],), False),
         (report(away="1", silent="2"), None, False),
     ],
 )
-def test_a_ledger_is_judged_once_all_members_responded_or_are_marked(
+def test_ledger_is_judged_once_members_responded_or_are_marked(
     first: CopyReport, marked: tuple[BookieId, ...] | None, is_decided: bool
 ) -> None:
     """AU5, AU6."""
@@ -227,11 +239,11 @@ def test_bad_copies_are_merged_and_survive_packing() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b'{"version": 1, "bad": {"b0:3181": [[-1, 2]]}}'])
-def test_what_is_no_list_of_bad_copies_is_refused(data: bytes) -> None:
+def test_invalid_list_of_bad_copies_is_rejected(data: bytes) -> None:
     with pytest.raises(BadMetadata):
         unpack_bad(data)
 
 
-def test_a_later_version_is_refused() -> None:
+def test_newer_version_of_bad_copies_is_rejected() -> None:
     with pytest.raises(UnsupportedVersion):
         unpack_bad(b'{"version": 2}')

@@ -1,4 +1,4 @@
-"""How many good copies the worst entry of a ledger has, held against the plain rule."""
+"""The number of good copies of a ledger's worst entry, compared with the definition."""
 
 import random
 
@@ -13,8 +13,8 @@ B = [BookieId(f"b{number}:3181") for number in range(8)]
 
 
 @pytest.mark.parametrize("seed", range(100))
-def test_the_worst_entry_decides(seed: int) -> None:
-    """AR30: all segments are looked at."""
+def test_good_copies_counts_those_of_the_worst_entry(seed: int) -> None:
+    """AR30: all segments count."""
     chance = random.Random(seed)
     write = chance.randint(1, 3)
     quorum = Quorum(chance.randint(write, 5), write, 1)
@@ -34,7 +34,7 @@ def test_the_worst_entry_decides(seed: int) -> None:
     assert members_of(row) == {m for fragment in fragments for m in fragment.ensemble}
 
 
-def test_an_ensemble_that_comes_twice_is_kept_once() -> None:
+def test_repeated_ensemble_is_stored_once() -> None:
     fragments = [Fragment(EntryId(e), (B[e % 2], B[2])) for e in range(4)]
     row = row_of(LedgerMetadata(LedgerId(1), Quorum(2, 2, 1), tuple(fragments)))
     assert row == (2, 2, B[0], B[2], B[1], B[2])

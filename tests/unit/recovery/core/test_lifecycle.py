@@ -1,4 +1,4 @@
-"""From which state a bookie may go to which, exhaustively."""
+"""The allowed lifecycle transitions of a bookie, exhaustively."""
 
 from collections.abc import Callable
 
@@ -40,8 +40,8 @@ ALLOWED = {
 
 @pytest.mark.parametrize("state", LifecycleState)
 @pytest.mark.parametrize("name", STEPS)
-def test_only_these_steps_are_taken(name: str, state: LifecycleState) -> None:
-    """LC1, LC2, BL5, BL7, BL9, BL10, BL11, BL17: Active alone begins to drain; what failed changes by hand."""
+def test_only_allowed_lifecycle_steps_succeed(name: str, state: LifecycleState) -> None:
+    """LC1, LC2, BL5, BL7, BL9, BL10, BL11, BL17."""
     found = Lifecycle(state, "00", 1, 3)
     if (name, state) in ALLOWED:
         changed = STEPS[name](found)
@@ -52,7 +52,7 @@ def test_only_these_steps_are_taken(name: str, state: LifecycleState) -> None:
             STEPS[name](found)
 
 
-def test_a_refusal_names_the_states_that_a_person_may_ask_for() -> None:
+def test_refused_step_names_the_states_allowed_to_operators() -> None:
     """LC1."""
     for state in LifecycleState:
         steps = ("drain", "retry", "cancel", "mark_drained")
@@ -63,7 +63,7 @@ def test_a_refusal_names_the_states_that_a_person_may_ask_for() -> None:
     assert refused.value.ids["allowed"] == ("active",)
 
 
-def test_a_failed_drain_says_why_and_a_retry_forgets_it() -> None:
+def test_failed_drain_keeps_its_reason_until_retried() -> None:
     """BL8."""
     draining = lifecycle.drain(Lifecycle(), "aa", 1, ledgers=5, is_forced=True)
     failed = lifecycle.fail(draining, "bb", 2, "x" * 10_000)
@@ -73,7 +73,7 @@ def test_a_failed_drain_says_why_and_a_retry_forgets_it() -> None:
     assert lifecycle.cancel(failed, "dd", 4) == Lifecycle(ACTIVE, "dd", 4)
 
 
-# --- Whether enough bookies remain ------------------------------------------------------------
+# --- Room for the drained seats ---------------------------------------------------------------
 
 B = [BookieId(f"b{number}:3181") for number in range(6)]
 
@@ -90,17 +90,17 @@ def ledger(*ensembles: tuple[int, ...]) -> LedgerMetadata:
 @pytest.mark.parametrize(
     ("ensembles", "leaving", "targets", "expected"),
     [
-        ([(0, 1, 2)], {0}, {1, 2}, False),  # Nobody is left who is not a member.
+        ([(0, 1, 2)], {0}, {1, 2}, False),  # Every target is already a member.
         ([(0, 1, 2)], {0}, {1, 2, 3}, True),
         ([(0, 1, 2)], {0, 1}, {2, 3}, False),  # Two seats, one bookie.
         ([(0, 1, 2)], {0, 1}, {2, 3, 4}, True),
-        ([(0, 1, 2)], {0, 3}, {1, 2, 3}, False),  # One that leaves, too, is no target.
+        ([(0, 1, 2)], {0, 3}, {1, 2, 3}, False),  # A bookie that also leaves is no target.
         ([(0, 1, 2), (1, 2, 3)], {0}, {1, 2, 3}, True),
-        ([(1, 2, 3), (0, 1, 2)], {0}, {1, 2}, False),  # Each fragment for itself.
-        ([(1, 2, 3)], {0}, set(), True),  # It does not name it.
+        ([(1, 2, 3), (0, 1, 2)], {0}, {1, 2}, False),  # The second fragment has no target.
+        ([(1, 2, 3)], {0}, set(), True),  # The ledger does not name b0.
     ],
 )
-def test_each_fragment_needs_a_bookie_for_every_seat(
+def test_has_room_needs_a_target_for_every_seat(
     ensembles: list[tuple[int, ...]], leaving: set[int], targets: set[int], expected: bool
 ) -> None:
     """LC3."""

@@ -1,4 +1,4 @@
-"""Operations that last: their states, their ids, and when they are forgotten."""
+"""Long-running operations: their states, their IDs, and when they are deleted."""
 
 import json
 from collections.abc import Callable
@@ -34,7 +34,7 @@ ENDS: dict[str, Callable[[LastingOperation], LastingOperation]] = {
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_an_operation_ends_once(end: str) -> None:
+def test_ended_operation_cannot_change(end: str) -> None:
     """OP1."""
     ended = ENDS[end](RUNNING)
     assert (ended.state.value, ended.ended_ms) == (end, 9_000)
@@ -50,21 +50,21 @@ def test_an_operation_ends_once(end: str) -> None:
             step(ended)
 
 
-def test_a_cancelled_one_ends_at_once_only_if_it_has_not_begun() -> None:
+def test_cancel_ends_at_once_only_an_unstarted_operation() -> None:
     assert NEW.cancel_asked(5).state is OperationStatus.CANCELLED
     asked = RUNNING.cancel_asked(5)
     assert (asked.state, asked.is_cancel_asked) == (OperationStatus.RUNNING, True)
-    assert asked.begun(6).is_cancel_asked, "the next runner hears of it, too"
+    assert asked.begun(6).is_cancel_asked, "the next runner sees the request, too"
 
 
-def test_the_time_that_is_left_follows_its_pace() -> None:
+def test_eta_follows_the_pace_so_far() -> None:
     assert RUNNING.with_progress(25, 100).eta_s(12_000) == 30
     for unknown in (NEW, RUNNING, RUNNING.with_progress(5, None), RUNNING.with_progress(0, 9)):
         assert unknown.eta_s(12_000) is None
     assert RUNNING.with_progress(9, 5).eta_s(0) == 0, "a clock that jumped back"
 
 
-def test_a_key_makes_the_id_and_belongs_to_one_request() -> None:
+def test_operation_id_derives_from_key_and_fits_one_request() -> None:
     """OP2."""
     assert id_of_key("ops", "k") == id_of_key("ops", "k")
     ids = [
@@ -92,7 +92,7 @@ def test_ended_operations_are_forgotten_after_a_week_or_beyond_the_limit() -> No
     assert to_forget(known, KEPT_MS + 2, kept=10) == [known[0].id, known[2].id]
 
 
-def test_a_node_is_read_as_it_was_written() -> None:
+def test_operation_survives_packing() -> None:
     for operation in (
         NEW,
         RUNNING.with_notes({"began": {"b1": 3}}),
@@ -106,7 +106,7 @@ def test_a_node_is_read_as_it_was_written() -> None:
     [
         ({"version": 2}, UnsupportedVersion),
         ({"state": "lost"}, BadMetadata),
-        ({"state": "done"}, BadMetadata),  # Without its end.
+        ({"state": "done"}, BadMetadata),  # Lacks `ended_ms`.
         ({"created_ms": "x"}, BadMetadata),
         ({"done": True}, BadMetadata),
         ({"about": []}, BadMetadata),
@@ -115,7 +115,9 @@ def test_a_node_is_read_as_it_was_written() -> None:
         ({"id": None}, BadMetadata),
     ],
 )
-def test_an_invalid_node_is_refused(change: dict[str, object], error: type[RollbookError]) -> None:
+def test_invalid_operation_node_is_rejected(
+    change: dict[str, object], error: type[RollbookError]
+) -> None:
     fields = json.loads(pack_operation(RUNNING)) | change
     with pytest.raises(error):
         unpack_operation(json.dumps(fields).encode())
@@ -124,7 +126,7 @@ def test_an_invalid_node_is_refused(change: dict[str, object], error: type[Rollb
             unpack_operation(data)
 
 
-def test_a_long_result_keeps_its_figures() -> None:
+def test_oversized_result_is_shortened() -> None:
     result = {"verdict": "lost", "flaws": [{"entry": each} for each in range(OUTCOME_BYTES_MAX)]}
     ended = RUNNING.finished(9, result)
     assert ended.result == {"verdict": "lost", "shortened": True}

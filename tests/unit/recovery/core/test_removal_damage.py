@@ -1,4 +1,4 @@
-"""What becomes of ledgers when bookies go (RM1; BL1)."""
+"""What removing bookies does to ledgers (RM1; BL1)."""
 
 import pytest
 
@@ -25,13 +25,13 @@ def ledger(*ensembles: tuple[BookieId, ...], write: int = 3, ack: int = 2) -> Le
         ({D}, {A, B, C, D}, 3),
     ],
 )
-def test_what_is_left_is_what_stays_and_is_registered(
+def test_fewest_copies_counts_registered_bookies_that_stay(
     leaving: set[BookieId], registered: set[BookieId], copies: int
 ) -> None:
     assert fewest_copies(ledger((A, B, C)), leaving, registered) == copies
 
 
-def test_the_worst_entry_of_the_worst_fragment_counts() -> None:
+def test_fewest_copies_is_that_of_the_worst_entry() -> None:
     striped = ledger((A, B, C, D), write=2)
     assert fewest_copies(striped, {A, C}, {A, B, C, D}) == 1
     assert fewest_copies(striped, {A, B}, {A, B, C, D}) == 0

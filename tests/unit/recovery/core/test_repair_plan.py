@@ -32,7 +32,7 @@ def ledger(
     last_entry: int | None = 29,
     write: int = 3,
 ) -> LedgerMetadata:
-    """A fragment for each ensemble, ten entries long."""
+    """A ledger with one fragment of ten entries for each ensemble."""
     fragments = tuple(
         Fragment(EntryId(10 * number), ensemble) for number, ensemble in enumerate(ensembles)
     )
@@ -65,26 +65,26 @@ def actions(
     return [(seat.first_entry, seat.bookie, seat.action) for seat in plan.seats]
 
 
-def test_every_closed_fragment_that_names_a_lost_bookie_is_repaired() -> None:
+def test_every_fragment_naming_a_lost_bookie_is_repaired() -> None:
     metadata = ledger((A, B, C), (A, C, D), (B, C, D))
     assert actions(metadata, {B}) == [(0, B, Action.REPLACE), (20, B, Action.REPLACE)]
 
 
-def test_a_bookie_that_is_back_is_restored_in_place() -> None:
+def test_returned_bookie_is_restored_in_place() -> None:
     metadata = ledger((A, B, C))
     assert actions(metadata, {B}, presence=presence_of()) == [(0, B, Action.RESTORE)]
     read_only = presence_of(b=BookiePresence.READ_ONLY)
     assert actions(metadata, {B}, presence=read_only) == [(0, B, Action.RESTORE)]
 
 
-def test_a_lost_bookie_that_nobody_marked_keeps_its_seat() -> None:
-    """RP2: its delay is not over."""
+def test_unmarked_lost_bookie_keeps_its_seat() -> None:
+    """RP2: its loss delay is not over."""
     assert actions(ledger((A, B, C)), {C}, presence=presence_of(b=BookiePresence.LOST)) == [
         (0, C, Action.RESTORE)
     ]
 
 
-def test_a_draining_bookie_is_replaced_though_it_is_present() -> None:
+def test_draining_bookie_is_replaced_while_present() -> None:
     metadata = ledger((A, B, C))
     found = actions(metadata, set(), draining={C}, presence=presence_of(c=BookiePresence.READ_ONLY))
     assert found == [(0, C, Action.REPLACE)]
@@ -99,7 +99,7 @@ def test_fragments_with_the_fewest_members_present_come_first() -> None:
     ]
 
 
-def test_empty_fragments_change_hands_too() -> None:
+def test_empty_fragments_are_repaired() -> None:
     """A bookie is drained only when no ledger names it."""
     metadata = ledger((A, B, C), last_entry=-1)
     (seat,) = plan_repair(metadata, {B}, (), LOST_B).seats
@@ -115,10 +115,10 @@ def test_empty_fragments_change_hands_too() -> None:
         (LedgerState.CLOSED, False, FirstStep.NOTHING),
     ],
 )
-def test_what_comes_before_the_copies(
+def test_first_step_of_a_repair_follows_the_ledger_state(
     state: LedgerState, is_unclaimed: bool, step: FirstStep
 ) -> None:
-    """AR26, AR27: the open end is never repaired while somebody may write there (LM4)."""
+    """AR26, AR27: the open fragment is never repaired while a writer may write to it (LM4)."""
     metadata = ledger((A, C, D), (A, B, C), state=state)
     plan = plan_repair(metadata, {B}, (), LOST_B, is_unclaimed=is_unclaimed)
     assert plan.first_step is step
@@ -127,14 +127,14 @@ def test_what_comes_before_the_copies(
     assert all(seat.first_entry == 0 or state is LedgerState.CLOSED for seat in plan.seats)
 
 
-def test_an_open_ledger_whose_end_is_sound_needs_no_first_step() -> None:
+def test_open_ledger_with_a_sound_end_needs_no_first_step() -> None:
     metadata = ledger((A, B, C), (A, C, D), state=LedgerState.OPEN)
     plan = plan_repair(metadata, {B}, (), LOST_B)
     assert plan.first_step is FirstStep.NOTHING
     assert [seat.first_entry for seat in plan.seats] == [0]
 
 
-def test_a_bookie_that_is_back_makes_nobody_close_a_ledger() -> None:
+def test_returned_bookie_causes_no_close() -> None:
     metadata = ledger((A, B, C), state=LedgerState.OPEN)
     assert plan_repair(metadata, {B}, (), presence_of()) == RepairPlan(FirstStep.NOTHING, ())
 
@@ -157,17 +157,17 @@ def test_shares_and_sources_agree_with_the_write_sets(seed: int) -> None:
         others = set(members) - {seat.bookie}
         assert set(sources) == (others | {seat.bookie} if action is Action.REPLACE else others)
         if A in sources:
-            assert sources[-1] == A, "a lost bookie is asked last"
+            assert sources[-1] == A, "a lost bookie is the last source"
 
 
-def test_one_source_serves_a_whole_fragment() -> None:
+def test_fragment_is_read_from_a_single_source() -> None:
     seat = SlotRepair(Fragment(EntryId(0), (A, B, C)), EntryId(99), 0, Action.RESTORE)
     first = {sources_of(Quorum(3, 3, 2), seat, EntryId(e), presence_of())[0] for e in range(100)}
     assert len(first) == 1
 
 
-def test_a_bookie_that_is_only_looked_at_keeps_its_seats() -> None:
-    """RP2: it may be away for a moment; its open end is its writer's."""
+def test_checked_bookie_keeps_its_seats() -> None:
+    """RP2: it may be absent briefly; the open fragment is up to the writer."""
     for presence in (presence_of(), LOST_B):
         plan = plan_repair(ledger((A, B, C)), (), (), presence, looked_at={B})
         assert [seat.action for seat in plan.seats] == [Action.RESTORE]
@@ -176,7 +176,7 @@ def test_a_bookie_that_is_only_looked_at_keeps_its_seats() -> None:
         assert plan == RepairPlan(FirstStep.NOTHING, ())
 
 
-# --- What is done with one seat when its turn comes -----------------------------------------------
+# --- The step for one seat ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("is_draining", [False, True])
@@ -190,7 +190,7 @@ def test_a_bookie_that_is_only_looked_at_keeps_its_seats() -> None:
         (RestoreResult.NO_ROOM, SeatStep.REPLACE_PRESENT),
     ],
 )
-def test_a_seat_to_restore_is_replaced_only_if_its_bookie_has_no_room(
+def test_restored_seat_is_replaced_only_without_room(
     is_draining: bool,
     is_registered: bool | None,
     restored: RestoreResult | None,
@@ -214,7 +214,7 @@ def test_a_seat_to_restore_is_replaced_only_if_its_bookie_has_no_room(
         (True, False, SeatStep.REPLACE_PRESENT),
     ],
 )
-def test_a_seat_is_replaced_if_its_bookie_drains_or_is_still_lost(
+def test_seat_is_replaced_if_its_bookie_drains_or_is_lost(
     is_draining: bool, is_registered: bool | None, expected: SeatStep | SeatOutcome
 ) -> None:
     """RP2."""
@@ -230,18 +230,18 @@ S = 1_000_000_000  # A second, in nanoseconds.
 @pytest.mark.parametrize(
     ("looks", "left_s"),
     [
-        ([(0, "x", 100)], 30),  # The first look begins the period, whatever the clock says.
+        ([(0, "x", 100)], 30),  # The first look starts the period, whatever the clock.
         ([(0, "x", 100), (0, "x", 110)], 20),
         ([(0, "x", 100), (0, "x", 130)], 0),
         ([(0, "x", 100), (0, "x", 131)], -1),
         ([(0, "x", 100), (0, "x", 110), (0, "x", 125)], 5),
-        ([(0, "x", 100), (1, "x", 120)], 30),  # Each ledger has a period of its own.
-        ([(0, "x", 100), (0, "y", 120)], 30),  # Another loss, another period.
+        ([(0, "x", 100), (1, "x", 120)], 30),  # Each ledger has its own period.
+        ([(0, "x", 100), (0, "y", 120)], 30),  # Another loss starts another period.
         ([(0, "x", 100), (0, "y", 120), (0, "x", 140)], 30),
         ([(0, "x", 100), (1, "x", 120), (0, "x", 121)], 9),
     ],
 )
-def test_a_writer_has_a_grace_period_for_each_loss(
+def test_grace_period_is_per_ledger_and_loss(
     looks: list[tuple[int, str, int]], left_s: float
 ) -> None:
     """RP4."""
@@ -250,16 +250,16 @@ def test_a_writer_has_a_grace_period_for_each_loss(
     assert found[-1] == left_s
 
 
-def test_a_forgotten_grace_period_begins_again() -> None:
-    """RP4: what a writer did in time does not count for the next loss."""
+def test_forgotten_grace_period_restarts() -> None:
+    """RP4: a writer that moved in time gets a full period at the next loss."""
     periods: GracePeriods[int, str] = GracePeriods(30.0)
     for ledger in range(3):
         periods.left_s(ledger, "x", 0)
     periods.forget(0)
-    periods.forget(7)  # It has none.
+    periods.forget(7)  # Ledger 7 has no period.
     assert [periods.left_s(each, "x", 10 * S) for each in range(3)] == [30, 20, 20]
     assert periods.begun() == {0, 1, 2}
 
 
-def test_no_grace_period_is_over_at_once() -> None:
+def test_zero_grace_period_is_over_at_once() -> None:
     assert GracePeriods[int, str](0.0).left_s(0, "x", 5) <= 0

@@ -13,7 +13,7 @@ DRAINED, FAILED = LifecycleState.DRAINED, LifecycleState.DRAINING_FAILED
 A, B, C = map(BookieId, "abc")
 
 
-def test_no_more_drain_together_than_is_said() -> None:
+def test_drains_start_up_to_the_concurrency_limit() -> None:
     """OP5."""
     seen = {A: (DRAINING, 0), B: (ACTIVE, NO_NODE), C: (ACTIVE, NO_NODE)}
     assert next_drains(seen, DrainNotes(), 1).to_begin == []
@@ -21,26 +21,26 @@ def test_no_more_drain_together_than_is_said() -> None:
     assert next_drains(seen, DrainNotes(), 9).to_begin == [B, C]
 
 
-def test_one_that_a_person_called_off_is_not_begun_again() -> None:
+def test_cancelled_drain_is_not_started_again() -> None:
     """OP5."""
     began = DrainNotes(began={"a": NO_NODE, "b": 4})
     step = next_drains({A: (ACTIVE, 1), B: (ACTIVE, 4)}, began, 9)
     assert (step.ended, step.to_begin, step.is_over) == ({A: CALLED_OFF}, [B], False), (
-        "b was noted, and its runner died before it began"
+        "b was noted, and its runner died before it started the drain"
     )
 
 
-def test_it_is_over_when_each_has_ended() -> None:
+def test_queue_is_over_when_every_drain_has_ended() -> None:
     began = DrainNotes(began={"a": NO_NODE, "b": NO_NODE})
     step = next_drains({A: (DRAINED, 1), B: (FAILED, 1)}, began, 1)
     assert (list(step.ended), step.is_over) == ([A, B], True)
     retried = next_drains({B: (FAILED, 1)}, DrainNotes(began={"b": 1}), 1)
-    assert retried.to_begin == [B], "its drain had failed before it was begun here"
+    assert retried.to_begin == [B], "its drain had failed before this operation started it"
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_whatever_is_forgotten_in_between_each_is_begun_once(seed: int) -> None:
-    """OP5: a runner dies after any step; only what it noted is known to the next one."""
+def test_each_drain_starts_once_despite_dying_runners(seed: int) -> None:
+    """OP5: runners die after any step; the next one knows only the notes."""
     draw = random.Random(seed)
     names = [BookieId(f"b{number}") for number in range(5)]
     seen: dict[BookieId, tuple[LifecycleState, int]] = dict.fromkeys(names, (ACTIVE, NO_NODE))
@@ -51,14 +51,14 @@ def test_whatever_is_forgotten_in_between_each_is_begun_once(seed: int) -> None:
         if step.is_over:
             break
         if draw.random() < 0.3:
-            continue  # It died before it noted anything.
+            continue  # The runner died before it noted anything.
         notes = DrainNotes(
             {**notes.began, **{each: seen[each][1] for each in step.to_begin}},
             {**notes.ended, **{str(each): why for each, why in step.ended.items()}},
         )
         for each in step.to_begin:
             if draw.random() < 0.3:
-                break  # It died half-way.
+                break  # The runner died half-way.
             seen[each] = DRAINING, seen[each][1] + 1
             begun[each] += 1
         assert sum(state is DRAINING for state, _ in seen.values()) <= at_most
