@@ -224,7 +224,7 @@ def test_comments_of_other_principals_stay_when_one_is_removed(tmp_path: Path) -
     assert path.read_text() == "# Written by hand.\n\n# --- Machines ---\n\n# end\n"
 
 
-def test_comment_above_the_first_principal_is_removed_with_it(tmp_path: Path) -> None:
+def test_first_principal_is_removed_with_its_comment(tmp_path: Path) -> None:
     """The comment is at the start of the file: only an empty line ends a comment's section."""
     path = tmp_path / "access.toml"
     shop = "# The shop.\n  # In town.\n[principals.shop]\ncertificates = ['shop']\nread = ['*']\n\n"

@@ -131,7 +131,7 @@ def test_percentile_is_reported_only_with_enough_samples(timed: int, told: set[s
 
 
 def test_short_append_bench_times_enough_records_for_p99(shell: Shell) -> None:
-    """Each hundredth of them, and of what they leave over."""
+    """If there are few records, bursts are smaller; one record of each burst is timed."""
     found = shell.json("bench", "append", "--records", 1_000, "--seconds", 60)
     assert (found["records"], found["timed"]) == (1_000, 100)
     assert found["p99_ms"] <= found["max_ms"]

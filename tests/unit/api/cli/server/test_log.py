@@ -12,7 +12,7 @@ from rollbook.proto.errors import BadConfig
 URL = "sqlite:///metadata.db"
 
 
-def test_idle_explicit_lac_is_every_30_s_unless_it_is_set(
+def test_idle_explicit_lac_interval_defaults_to_30_s(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usual = LogSettings(LogServerConfig(URL)).ledger
