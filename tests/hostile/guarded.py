@@ -122,7 +122,7 @@ class GuardedServer:
                     await writer.submit(bytes(_RECORD_BYTES))
 
     async def is_served(self) -> bool:
-        """Whether the member can append at each port, and read the record at the other."""
+        """Whether the member can append at each port and read the record at the other."""
         async with asyncio.timeout(bookies.PATIENCE_S), self.client("member") as client:
             log = await client.open(str(LOG))
             first = (await log.append(b"over gRPC")).first_offset

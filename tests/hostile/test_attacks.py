@@ -61,7 +61,7 @@ def test_large_unfinished_requests_share_one_pool(victim: RunningBookie) -> None
 
 
 def test_unfinished_request_costs_little_more_than_its_bytes(tmp_path: Path) -> None:
-    """A valid request looks the same until it stalls, and then it gets two seconds."""
+    """A valid request looks the same until it stalls."""
     with bookie(tmp_path) as found:
         cost = cost_of(found, unfinished(_LARGEST_BYTES), 1)
         assert cost.ended == 1

@@ -1,4 +1,4 @@
-"""The unmodified Java client, for tests in Python: `java/…/Puppet.java` behind plain methods.
+"""The unmodified Java client, for tests in Python: plain methods around `java/…/Puppet.java`.
 
     client = cluster.puppet().connect(cluster.metadata, Protocol.V2)
     ledger = client.create(Shape(3, 2, 2), Digest.CRC32C)

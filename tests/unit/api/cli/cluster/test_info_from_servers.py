@@ -40,7 +40,7 @@ def test_health_depends_on_the_number_of_usable_bookies(
     assert verdict(_SERVING, messages.Outage(), 0, limits) == said
 
 
-def test_server_reports_cluster_without_bookies_unavailable(tmp_path: Path) -> None:
+def test_server_reports_cluster_without_bookies_as_unavailable(tmp_path: Path) -> None:
     url = f"sqlite://{tmp_path}/metadata.db"
 
     async def make() -> None:
