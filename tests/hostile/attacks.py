@@ -1,7 +1,7 @@
-"""Connections that mean no good, against a real bookie process: what each does, and what must come of it.
+"""Hostile connections to a real bookie process: what each sends, and how it must end.
 
-An attack is what a connection sends at once and what it sends then, a byte at a time; it ends when the
-bookie hangs up, or when it has answered, or it lasts as long as its client likes.
+An attack sends some bytes at once, then others one at a time. It ends when the bookie closes the
+connection or responds, or lasts as long as its client likes.
 """
 
 import random
@@ -35,7 +35,7 @@ _FIELDS: Final = 160_000
 
 
 class End(Enum):
-    HUNG_UP = "hung up on"  # By the bookie.
+    HUNG_UP = "hung up on"  # The bookie closed the connection.
     ANSWERED = "answered"
     EITHER = "answered, hung up on, or let be"
 
@@ -43,16 +43,16 @@ class End(Enum):
 @dataclass(frozen=True)
 class Attack:
     name: str
-    first: bytes  # Sent at once, as far as the bookie takes it.
+    first: bytes  # Sent at once, as far as the bookie reads it.
     end: End
-    drip: bytes = b""  # Sent then, a byte a second, over and over.
-    leaves: bool = False  # The client closes its side, politely, right after `first`.
-    resets: bool = False  # Or without a word.
-    answer: bytes = b""  # How it begins, if it comes through before its end.
+    drip: bytes = b""  # Sent after `first`, a byte a second, repeatedly.
+    leaves: bool = False  # The client shuts its side down right after `first`.
+    resets: bool = False  # The client resets the connection right after `first`.
+    answer: bytes = b""  # Start of the response, if one arrives before the end.
 
 
 def attacks() -> list[Attack]:
-    """Every kind once. Whatever is random is the same each time."""
+    """One attack of each kind. Random bytes are the same in every run."""
     chance = random.Random(666)
     digest = LedgerDigest(DigestType.CRC32C, b"evil", _LEDGER)
     add_v2 = V2AddPacker(_KEY, digest).pack(EntryId(0), EntryId(NO_ENTRY), 0, bytes(1000))
@@ -61,7 +61,7 @@ def attacks() -> list[Attack]:
     )
     unknown_v2 = _length(24) + _length(v2_layout.pack_header(2, 77)) + bytes(20)
     unknown_v3 = _frame(b"\x0a\x06\x08\x03\x10\x4d\x18\x01")  # Operation 77.
-    no_body = _frame(b"\x0a\x06\x08\x03\x10\x02\x18\x01")  # An ADD that lacks its add.
+    no_body = _frame(b"\x0a\x06\x08\x03\x10\x02\x18\x01")  # An ADD without its add request.
     many_fields = _frame(b"\x0a\x06\x08\x03\x10\x02\x18\x01" + b"\xa2\x1f\x00" * _FIELDS)
     nested = _frame(b"\x0a\x06\x08\x03\x10\x02\x18\x01" + _nested(20_000))
     reads = b"".join(v2.pack_request(EntryRead(_LEDGER, EntryId(each))) for each in range(200))
@@ -122,12 +122,12 @@ def _frame(body: bytes) -> bytes:
 
 
 def _nested(depth: int) -> bytes:
-    """A group in a group in a group; nothing knows these fields."""
+    """Nested groups of unknown fields."""
     return b"\xa3\x1f" * depth + b"\xa4\x1f" * depth
 
 
 class Mob:
-    """Any number of attackers, driven by one thread; they read no more than they have to."""
+    """Any number of attackers, driven by one thread. They read only the start of responses."""
 
     def __init__(self, address: Address) -> None:
         self._address = address.host, address.port
@@ -142,7 +142,7 @@ class Mob:
         tls: ssl.SSLContext | None = None,
         address: Address | None = None,
     ) -> None:
-        """`tls`: what each attacker goes through before it begins. `address`: if it is another one."""
+        """`tls`: for a handshake before the attack. `address`: another one than the mob's."""
         host, port = (address.host, address.port) if address else self._address
         for _ in range(count):
             connection = socket.create_connection((host, port), _CONNECT_S)
@@ -157,7 +157,7 @@ class Mob:
             )
 
     def run(self, is_enough: Callable[["Mob"], bool], timeout_s: float) -> bool:
-        """Until it is; whether that came in time."""
+        """Run until `is_enough` is true; returns False if that takes longer than `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         while not is_enough(self):
             if time.monotonic() > deadline:
@@ -203,8 +203,8 @@ class Mob:
         self.close()
 
 
-_READ_MAX: Final = 1024  # Then an attacker reads no more of its answers.
-_RECORD_BYTES_MAX: Final = 16 * 1024  # Of TLS: of what is left of one no selector tells.
+_READ_MAX: Final = 1024  # An attacker reads no more of its responses.
+_RECORD_BYTES_MAX: Final = 16 * 1024  # A TLS record: selectors do not report the rest of one.
 _NOT_NOW: Final = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
@@ -213,7 +213,7 @@ class _Member:
         self.connection = connection
         self.attack = attack
         self.rest = memoryview(attack.first)
-        self.heard = b""  # As much as is read.
+        self.heard = b""  # The part of the responses that was read.
         self.is_hung_up = False
         self.has_left = False
         self._drip_at = time.monotonic() + _SLOW_STEP_S
@@ -229,7 +229,7 @@ class _Member:
 
     @property
     def has_ended(self) -> bool:
-        """As it must: `End`."""
+        """Whether the attack has ended as its `End` requires."""
         match self.attack.end:
             case End.HUNG_UP:
                 return self.is_hung_up or self.has_left
@@ -254,7 +254,7 @@ class _Member:
             self.connection.close()
             self.has_left = True
         elif not self.rest and self.attack.leaves:
-            # The socket's, below TLS: that of `ssl` would leave what comes then enciphered.
+            # The plain socket's method: after that of `ssl`, received data stay encrypted.
             socket.socket.shutdown(self.connection, socket.SHUT_WR)
 
     def receive(self) -> None:
@@ -288,7 +288,7 @@ def all_have_ended(mob: Mob) -> bool:
 def keep_coming(
     address: Address, attack: Attack, seconds: float, count: int, tls: ssl.SSLContext | None = None
 ) -> None:
-    """A number each second, each for a second."""
+    """Open `count` connections each second, and close them after a second."""
     ends_at = time.monotonic() + seconds
     while time.monotonic() < ends_at:
         with Mob(address) as mob:

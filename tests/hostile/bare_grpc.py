@@ -1,6 +1,6 @@
-"""gRPC with nothing of ours, behind TLS with certificates wanted: whatever strangers cost here, they cost any server of grpcio.
+"""A bare gRPC server behind TLS with client certificates: attacks cost every grpcio server as much as this one.
 
-`python -m tests.hostile.bare_grpc CERTIFICATE KEY AUTHORITIES` says where it listens, and echoes until it is ended.
+`python -m tests.hostile.bare_grpc CERTIFICATE KEY AUTHORITIES` prints its address, and echoes messages until it is killed.
 """
 
 import asyncio

@@ -1,10 +1,10 @@
-"""Connections that mean no good, against a log server's gRPC: frames of HTTP/2, made by hand.
+"""Hostile connections to a log server's gRPC port: hand-made HTTP/2 frames that no client library sends.
 
-What a client library would not send; what one can send is refused with a status (`test_guarded_doors.py`).
+Bad requests that a client library can send are refused with a status (`test_guarded_doors.py`).
 
-`python -m tests.hostile.grpc_attacks HOST PORT NAME SECONDS COUNT AUTHORITY CERTIFICATE KEY` sends COUNT of a kind each
-second (without a certificate, if that is empty): from a process of its own, so that what it costs there is not what
-others are thought to suffer.
+`python -m tests.hostile.grpc_attacks HOST PORT NAME SECONDS COUNT AUTHORITY CERTIFICATE KEY` sends COUNT attacks of a kind
+each second, without a certificate if CERTIFICATE is empty. It is a separate process, so that the attackers' own cost is
+not counted as an effect on other clients.
 """
 
 import gzip
@@ -50,19 +50,19 @@ def _frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
 
 
 _SETTLED: Final = _HELLO + _frame(_SETTINGS, 0, 0) + _frame(_SETTINGS, _ACK, 0)
-"""Who has said this is a peer, and not hung up on for saying nothing."""
+"""A client that has sent this is a peer, whose connection is not closed for silence."""
 
 
 def grpc_attacks() -> list[Attack]:
-    """Every kind once. Whatever is random is the same each time."""
+    """One attack of each kind. Random bytes are the same in every run."""
     chance = random.Random(666)
     large = b"".join(_text(f"h{number}", "x" * 500) for number in range(2000))
-    # One field of 3,500 B that is remembered, and then named by a byte, 12,000 times: 42 MB.
+    # A field of 3,500 B enters the table and is then named by one byte, 12,000 times: 42 MB.
     bomb = b"\x40" + _string(b"h") + _string(b"x" * 3500) + b"\xbe" * 12_000
     settings = _frame(_SETTINGS, 0, 0, struct.pack(">HI", 4, 65_535) * 100)
     zipped = gzip.compress(bytes(64 * 1024 * 1024))
     long = pack(messages.ReadStream(LONG_LOG, Earliest())).SerializeToString()
-    small = _frame(_SETTINGS, 0, 0, struct.pack(">HI", 4, 0))  # Nothing may be sent to it.
+    small = _frame(_SETTINGS, 0, 0, struct.pack(">HI", 4, 0))  # A window of zero bytes.
     return [
         Attack("noise", chance.randbytes(64 * 1024), End.HUNG_UP),
         Attack("HTTP/1.1", b"GET / HTTP/1.1\r\nhost: x\r\n\r\n", End.HUNG_UP),
@@ -99,7 +99,7 @@ def grpc_attacks() -> list[Attack]:
 
 
 def slow_grpc_attacks() -> list[Attack]:
-    """Each is hung up on after a while."""
+    """The server closes each of these connections after a while."""
     return [
         Attack("nothing at all", b"", End.HUNG_UP),
         Attack("half a hello", _HELLO[:10], End.HUNG_UP),
@@ -109,7 +109,7 @@ def slow_grpc_attacks() -> list[Attack]:
 
 
 def taken_back(calls: int) -> Attack:
-    """So quickly that no bound on how many are under way is ever met."""
+    """Calls cancelled so quickly that no limit on concurrent calls is reached."""
     frames = (
         _call(number, _LIMITS) + _frame(_RESET, 0, number, bytes(4))
         for number in range(1, 2 * calls, 2)
@@ -122,13 +122,13 @@ def pings(count: int) -> bytes:
 
 
 def lasting_grpc_attacks() -> list[Attack]:
-    """What can be kept up for as long as one likes."""
+    """Attacks that can be kept up for any length of time."""
     return [*grpc_attacks(), *slow_grpc_attacks(), taken_back(100)]
 
 
 OF_GRPC_ITSELF: Final = frozenset({"headers that do not end"})
-"""What gRPC's core takes in whole, on the thread that reads for all, before anything of ours is asked: no option of its
-bounds it. By the byte nothing costs it more.
+"""Attacks that gRPC's core reads whole, on the thread that reads for all connections, before our code runs. None of its
+options limits them, and per byte nothing costs it more.
 """
 
 IDLE: Final = Attack("idle", _SETTLED, End.EITHER)
@@ -153,7 +153,7 @@ def _fields(path: str) -> bytes:
 
 
 def _text(name: str, value: str) -> bytes:
-    """As it is, and not to be remembered."""
+    """A literal header field that does not enter the table."""
     return b"\x00" + _string(name.encode()) + _string(value.encode())
 
 

@@ -1,8 +1,8 @@
-"""A log server as it faces a network: gRPC and HTTP behind TLS, certificates wanted, an access file. And who comes to it.
+"""A log server that is open to a network: gRPC and HTTP behind TLS with client certificates, and an access file. Its clients:
 
-member     has a certificate that the access file knows, and every right
-stranger   has one that the same authority signed, and that nobody here knows
-over       the member's name, until yesterday
+member     has a certificate that the access file names, and every right
+stranger   has a certificate of the same authority that the access file does not name
+over       has a certificate with the member's name that expired yesterday
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from tests.support.log_processes import LogProcesses
 from tests.unit.api.rest.http_client import Client as HttpClient
 
 LOG: Final = LogName("bench", "hostile")
-LONG_LOG: Final = LogName("bench", "long")  # Has more than anybody takes unread.
+LONG_LOG: Final = LogName("bench", "long")  # Holds more than fits into unread buffers.
 _LONG_BYTES: Final = 5 * 1024 * 1024
 _RECORD_BYTES: Final = 100 * 1024
 TOKENS: Final = {name: f"token-of-{name}-0123456789abcdef" for name in ("elsewhere", "expired")}
@@ -94,7 +94,7 @@ class GuardedServer:
         return {"gRPC": self.grpc, "HTTP": self.http}
 
     def context(self, who: str | None, *, alpn: str = "") -> ssl.SSLContext:
-        """As a client has it. None: it shows no certificate."""
+        """The TLS context of a client. None: a client without a certificate."""
         files = self.shown[who] if who else TlsFiles("")
         found = client_context(
             self.authority.certificate, certificate=files.certificate, key=files.key
@@ -122,7 +122,7 @@ class GuardedServer:
                     await writer.submit(bytes(_RECORD_BYTES))
 
     async def is_served(self) -> bool:
-        """Whether the member's record is appended at each door, and read at the other."""
+        """Whether the member can append at each port and read the record at the other."""
         async with asyncio.timeout(bookies.PATIENCE_S), self.client("member") as client:
             log = await client.open(str(LOG))
             first = (await log.append(b"over gRPC")).first_offset

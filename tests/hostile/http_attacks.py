@@ -1,7 +1,8 @@
-"""Connections that mean no good, against a log server's HTTP: what each sends, and what must come of it.
+"""Hostile connections to a log server's HTTP port: what each sends, and how it must end.
 
-`python -m tests.hostile.http_attacks HOST PORT NAME SECONDS COUNT` sends COUNT of a kind each second: from
-a process of its own, so that what it costs there is not what others are thought to suffer.
+`python -m tests.hostile.http_attacks HOST PORT NAME SECONDS COUNT` sends COUNT attacks of a kind each
+second. It is a separate process, so that the attackers' own cost is not counted as an effect on
+other clients.
 """
 
 import random
@@ -12,7 +13,7 @@ from rollbook.proto.ports import Address
 from tests.hostile.attacks import Attack, End, keep_coming
 
 LOG: Final = "/v1/namespaces/bench/logs/hostile"
-LONG_LOG: Final = "/v1/namespaces/bench/logs/long"  # Has more than anybody takes unread.
+LONG_LOG: Final = "/v1/namespaces/bench/logs/long"  # Holds more than fits into unread buffers.
 _HOST: Final = b"host: 127.0.0.1\r\n"
 _OK: Final = b"HTTP/1.1 200"
 _WRONG: Final = b"HTTP/1.1 400"
@@ -28,7 +29,7 @@ _PATHS: Final = (
 
 
 def http_attacks() -> list[Attack]:
-    """Every kind once. Whatever is random is the same each time."""
+    """One attack of each kind. Random bytes are the same in every run."""
     chance = random.Random(666)
     asks = b"GET /healthz HTTP/1.1\r\n" + _HOST
     headers = b"".join(b"h%d: x\r\n" % number for number in range(2000))

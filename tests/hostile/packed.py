@@ -1,7 +1,7 @@
-"""Blocks that unpack to much: what they cost a consumer, a log server, and others beside them.
+"""Small blocks that unpack to many bytes: what they cost a consumer, a log server and its other clients.
 
-`BOMB_BYTES` of packed blocks are in a log, each as large as a block may be once it is open. A consumer reads all of
-them, a reader asks the server to take them apart, and a stream appends more of them.
+A log has `BOMB_BYTES` of packed blocks, each of which unpacks to the maximum size. A consumer reads all of them, a
+reader asks the server to unpack them into records, and a stream appends more of them.
 """
 
 import subprocess
@@ -29,7 +29,7 @@ LOG: Final = LogName("hostile", "packed")
 TARGET: Final = LogName("hostile", "target")
 BOMB_BYTES: Final = 128 * 1024
 _VALUE: Final = bytes(BATCH_BYTES_CEILING - 4096)
-_APPENDED: Final = 100  # On one stream, in one message.
+_APPENDED: Final = 100  # Blocks in one message of one stream.
 _ANY_SIZE: Final = (("grpc.max_receive_message_length", -1),)
 _PATIENCE_S: Final = 60.0
 _CONSUMER: Final = """
@@ -51,10 +51,10 @@ with connect(sys.argv[1]) as client:
 class PackedCost:
     stored_bytes: int
     unpacked_bytes: int
-    consumer_bytes: int  # By which it grew.
-    taken_apart_bytes: int  # By which the server grew for one read as records.
-    appended_bytes: int  # By which it grew for a stream of appends,
-    others_waited_s: float  # and how long the slowest of others' calls took meanwhile.
+    consumer_bytes: int  # Growth of the consumer.
+    taken_apart_bytes: int  # Growth of the server in one read as records.
+    appended_bytes: int  # Growth of the server in a stream of appends.
+    others_waited_s: float  # Slowest call of another client during the appends.
 
 
 def block() -> bytes:
@@ -102,14 +102,12 @@ def _read_as_records(address: str) -> None:
     asked = log_pb2.ReadRequest(log=str(LOG), start="0", bytes_max=1024 * 1024, as_records=True)
     with grpc.insecure_channel(address, options=_ANY_SIZE) as channel:
         read: Any = channel.unary_unary(BY_REQUEST[messages.Read].path)
-        with suppress(
-            grpc.RpcError
-        ):  # Where there is no bound an answer of gigabytes cannot be sent.
+        with suppress(grpc.RpcError):  # Without a bound, a response of gigabytes cannot be sent.
             read(asked.SerializeToString(), timeout=_PATIENCE_S)
 
 
 def _append_beside(address: str, bomb: bytes, client: SyncClient) -> float:
-    """How long the slowest call of another client took while a message of such blocks was checked."""
+    """Returns the slowest call of another client while a message of such blocks is checked."""
     message = log_pb2.AppendStreamRequest()
     message.binds.add(ref=1, log=str(TARGET))
     for number in range(_APPENDED):

@@ -1,4 +1,4 @@
-"""What attacks cost a real bookie process, and whether others notice."""
+"""The cost of attacks to a real bookie process, and their effect on other clients."""
 
 import asyncio
 import time
@@ -21,17 +21,17 @@ _GOOD_CHUNK: Final = 10
 _GOOD_PAUSE_S: Final = 0.01
 _QUIET_S: Final = 0.2
 _SETTLES_S: Final = 5.0
-_LINGER_S: Final = 1.0  # What is to be seen of those that are let be is seen by then.
+_LINGER_S: Final = 1.0  # Time for connections that stay open to have an effect.
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Of a number of connections together."""
+    """The cost of a number of connections together."""
 
     connections: int
     cpu_s: float
-    grown_bytes: int  # At its worst, over what it was before.
-    ended: int  # As they had to.
+    grown_bytes: int  # The peak, over the memory before.
+    ended: int  # Attacks that ended as required.
 
     @property
     def cpu_ms_each(self) -> float:
@@ -54,7 +54,7 @@ def bookie(folder: Path, settings: Mapping[str, str] = {}) -> Iterator[RunningBo
 
 
 async def _warm_up(address: Address) -> None:
-    """One client of each kind, so that what is loaded or allocated once is no attacker's cost."""
+    """Run a client of each version, so that one-time allocations do not count as attack costs."""
     for version in (2, 3):
         good = Good(version)
         await good.begin(address)
@@ -76,7 +76,7 @@ def cost_of(found: RunningBookie, attack: Attack, count: int) -> Cost:
 
 
 def _settle(found: RunningBookie) -> None:
-    """Until it has nothing left to do, or for long enough."""
+    """Wait until the bookie uses no processor time, but at most `_SETTLES_S`."""
     deadline = time.monotonic() + _SETTLES_S
     last, now = -1.0, found.cpu_s
     while now != last and time.monotonic() < deadline:
@@ -85,7 +85,7 @@ def _settle(found: RunningBookie) -> None:
 
 
 async def cost_of_all(found: RunningBookie, count: int) -> tuple[Cost, "Good"]:
-    """A number of connections, of all kinds and at the same time; and a good client beside them."""
+    """Run attacks of all kinds at once; returns their cost and the good client that ran with them."""
     good = Good(2)
     await good.begin(found.address)
     before, cpu_s = found.resident_bytes, found.cpu_s
@@ -110,7 +110,7 @@ async def cost_of_all(found: RunningBookie, count: int) -> tuple[Cost, "Good"]:
 
 
 class Good:
-    """A client that does nothing wrong, and counts what it is denied."""
+    """A well-behaved client that counts its adds and refusals."""
 
     def __init__(self, version: int) -> None:
         self.added = 0

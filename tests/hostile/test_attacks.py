@@ -1,4 +1,4 @@
-"""Hostile connections against a real bookie: each costs little, all together too, and others go on.
+"""Hostile connections to a real bookie: alone and together they cost little, and others are served.
 
 Figures: `python -m tests bench hostile`.
 """
@@ -41,43 +41,43 @@ def test_an_attack_costs_little_and_ends(attack: Attack, victim: RunningBookie) 
         cpu_ms.append(cost.cpu_ms_each)
         if cpu_ms[-1] <= 10.0:
             break
-    # Beside other processes the caches are theirs: the same work has been seen to take 1.7 times as long.
+    # Other processes evict the caches: the same work may then take 1.7 times as long.
     assert min(cpu_ms) <= max(10.0, 2 * _counting_ms())
 
 
 def _counting_ms() -> float:
-    """What a slow machine takes for as much work as ten milliseconds are on one that is not."""
+    """The processor time, on this machine, of work that takes a fast machine ten milliseconds."""
     began = time.process_time()
     for _ in range(_COUNTED):
         pass
     return 1000 * (time.process_time() - began)
 
 
-def test_large_requests_that_stay_unfinished_share_one_pool(victim: RunningBookie) -> None:
-    """Each may be as large as a request may be; all together they may not."""
+def test_large_unfinished_requests_share_one_pool(victim: RunningBookie) -> None:
+    """Each may have the maximum size of a request, but together they have a smaller limit."""
     cost = cost_of(victim, unfinished(_LARGEST_BYTES), 60)
     assert cost.ended == cost.connections
     assert cost.grown_bytes <= 64 * _MIB
 
 
-def test_one_that_stays_unfinished_costs_its_own_bytes_and_little_more(tmp_path: Path) -> None:
-    """An honest request looks just the same until it stops; then it has two seconds."""
+def test_unfinished_request_costs_little_more_than_its_bytes(tmp_path: Path) -> None:
+    """A valid request looks the same until it stalls."""
     with bookie(tmp_path) as found:
         cost = cost_of(found, unfinished(_LARGEST_BYTES), 1)
         assert cost.ended == 1
         assert cost.grown_bytes <= _LARGEST_BYTES + _MIB
 
 
-def test_a_thousand_that_stay_unfinished_share_the_pool_too(tmp_path: Path) -> None:
-    """Together they have sent gigabytes, and those that were cut off leave nothing behind."""
+def test_thousand_unfinished_requests_share_one_pool(tmp_path: Path) -> None:
+    """Together they send gigabytes, so those that are closed must free their memory."""
     with bookie(tmp_path, _SOON) as found:
         cost = cost_of(found, unfinished(4 * _MIB), 1_000)
         assert cost.ended == cost.connections
         assert cost.grown_bytes <= 64 * _MIB
 
 
-def test_who_leaves_in_the_middle_leaves_nothing_behind(tmp_path: Path) -> None:
-    """One after the other; together they have sent many times what may be held."""
+def test_requests_cut_off_by_their_client_free_their_memory(tmp_path: Path) -> None:
+    """They come one after the other; together they send many times the pool's size."""
     with bookie(tmp_path) as found:
         before = found.resident_bytes
         found.forget_peak()
@@ -88,16 +88,16 @@ def test_who_leaves_in_the_middle_leaves_nothing_behind(tmp_path: Path) -> None:
         assert found.most_resident_bytes - before <= 64 * _MIB
 
 
-def test_a_thousand_attackers_at_once_keep_nobody_from_working(tmp_path: Path) -> None:
+def test_thousand_concurrent_attackers_do_not_block_a_client(tmp_path: Path) -> None:
     with bookie(tmp_path, _SOON) as found:
         files = found.open_files
         cost, good = asyncio.run(cost_of_all(found, 1_000))
         assert cost.ended == cost.connections
         assert cost.grown_bytes <= 64 * _MIB
-        assert good.refused == 0  # By a full disk, if by anything.
+        assert good.refused == 0  # Only a full disk could refuse them.
         assert good.added > 0
         assert found.is_running
         deadline = time.monotonic() + PATIENCE_S
-        while found.open_files > files + 20:  # The attackers' are closed, all of them.
+        while found.open_files > files + 20:  # Until the attackers' files are closed.
             assert time.monotonic() < deadline
             time.sleep(0.05)

@@ -1,6 +1,6 @@
-"""Hostile connections against both doors of a log server that faces a network: behind TLS, with certificates wanted.
+"""Hostile connections to the gRPC and HTTP ports of a log server behind TLS with client certificates.
 
-Each has its answer or is hung up on, costs little, and others go on.
+Each gets a response or is closed and costs little, and other clients are served.
 """
 
 import asyncio
@@ -33,20 +33,20 @@ from tests.unit.api.rest.http_client import Client as HttpClient
 _COUNT: Final = 20
 _IDLE: Final = 1_000
 _PATIENCE_S: Final = 60.0
-_STUCK_S: Final = 5.0  # Who could send nothing for so long.
-_PING_ANSWERED: Final = b"\x08\x06\x01"  # Eight bytes, of a ping, answered.
-_LINGER_S: Final = 0.2  # What comes of those that are let be is seen by then.
+_STUCK_S: Final = 5.0  # A client that can send nothing for this long is stuck.
+_PING_ANSWERED: Final = b"\x08\x06\x01"  # Header of an answer to a ping, after two bytes.
+_LINGER_S: Final = 0.2  # Time for connections that stay open to have an effect.
 _MIB: Final = 1024 * 1024
-_GROWN_MIB_MAX: Final = 64  # By any kind. A call that is held open takes 20 KiB.
+_GROWN_MIB_MAX: Final = 64  # Limit for each kind. A call that is held open takes 20 KiB.
 _APPEND: Final = BY_REQUEST[messages.Append].path
 _GET_LOG: Final = BY_REQUEST[messages.GetLog].path
-_EACH: Final = 10  # Of a kind, where all come at once.
+_EACH: Final = 10  # Attackers of each kind, where all kinds attack at once.
 _HUNG_UP: Final = 0
 _NOTHING: Final = MappingProxyType(dict[str, str]())
 
 
 class Victim:
-    """It, and the one loop on which everybody else works who is no attacker."""
+    """The server, and the event loop on which all clients run that are no attackers."""
 
     def __init__(self, server: GuardedServer, runner: asyncio.Runner) -> None:
         self.server = server
@@ -60,9 +60,10 @@ class Victim:
         *crowds: tuple[Address, Attack, int, ssl.SSLContext | None],
         others_may_wait: bool = False,
     ) -> tuple[Sequence[Any], float]:
-        """The attackers, who have ended as they had to while others were served; and the MiB by which the server grew.
+        """Run attacks until they end as required, while others are served. Returns the attackers, and the server's growth
+        in MiB.
 
-        `others_may_wait`: to be served they may have to try again.
+        `others_may_wait`: other clients may have to retry.
         """
         server, process = self.server, self.server.process
         before = process.resident_bytes
@@ -100,7 +101,7 @@ def victim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
         yield Victim(server, runner)
 
 
-# --- Who comes in -------------------------------------------------------------------------------
+# --- Authentication and limits ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -115,10 +116,10 @@ def victim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
         (None, "elsewhere", "UNAVAILABLE", _HUNG_UP),
     ],
 )
-def test_both_doors_say_the_same(
+def test_grpc_and_http_authenticate_alike(
     victim: Victim, who: str | None, token: str, at_grpc: str, at_http: int
 ) -> None:
-    """No token, wrong scope, a token or a certificate that is over, no certificate."""
+    """Cases: no token, wrong scope, expired token, expired certificate, no certificate."""
     shown = {"authorization": f"Bearer {TOKENS[token]}"} if token else {}
     asked = admin_pb2.GetLogRequest(log=str(LOG)).SerializeToString()
     assert victim.run(_status(victim.server, _GET_LOG, asked, who, shown)) == at_grpc
@@ -153,7 +154,7 @@ async def _status(
 async def _http_status(server: GuardedServer, who: str | None, shown: Mapping[str, str]) -> int:
     try:
         answer = await HttpClient(server.http, tls=server.context(who)).get(PATH, **shown)
-    except (OSError, ValueError, IndexError):  # Hung up on, before or after it had asked.
+    except (OSError, ValueError, IndexError):  # Closed before or after the request.
         return _HUNG_UP
     return answer.status
 
@@ -169,20 +170,20 @@ async def _http_status(server: GuardedServer, who: str | None, shown: Mapping[st
         "/",
     ],
 )
-def test_no_path_has_a_second_name(victim: Victim, path: str) -> None:
+def test_variant_of_a_method_path_is_unimplemented(victim: Victim, path: str) -> None:
     asked = admin_pb2.GetLogRequest(log=str(LOG)).SerializeToString()
     assert victim.run(_status(victim.server, path, asked)) == "UNIMPLEMENTED"
 
 
 @pytest.mark.parametrize("name", ["", "bench/../x", "bench%2Fx", "bench/ä", "a/b/c", "/", "a/\0"])
-def test_no_log_has_such_a_name(victim: Victim, name: str) -> None:
+def test_invalid_log_name_is_refused(victim: Victim, name: str) -> None:
     asked = admin_pb2.GetLogRequest(log=name).SerializeToString()
     assert victim.run(_status(victim.server, _GET_LOG, asked)) == "INVALID_ARGUMENT"
 
 
 @pytest.mark.parametrize("zipped", [False, True], ids=["as it is", "zipped"])
 def test_a_message_that_is_too_large_is_refused(victim: Victim, zipped: bool) -> None:
-    """Zipped it is small until it is unpacked."""
+    """A compressed message is small until it is unpacked."""
     size = 64 * _MIB if zipped else MESSAGE_BYTES_MAX + 1
     asked = log_pb2.AppendRequest(log=str(LOG), block=bytes(size)).SerializeToString()
     how = grpc.Compression.Gzip if zipped else grpc.Compression.NoCompression
@@ -194,14 +195,14 @@ def test_a_message_that_is_too_large_is_refused(victim: Victim, zipped: bool) ->
     assert process.most_resident_bytes - before <= 32 * _MIB
 
 
-def test_metadata_that_are_too_large_are_refused(victim: Victim) -> None:
+def test_too_large_metadata_is_refused(victim: Victim) -> None:
     asked = admin_pb2.GetLogRequest(log=str(LOG)).SerializeToString()
     shown = {f"h{number}": "x" * 1000 for number in range(100)}
     status = victim.run(_status(victim.server, _GET_LOG, asked, "member", shown))
     assert status == "RESOURCE_EXHAUSTED"
 
 
-# --- What they send -----------------------------------------------------------------------------
+# --- Attacks ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("attack", grpc_attacks(), ids=lambda attack: attack.name)
@@ -212,8 +213,8 @@ def test_an_attack_on_grpc_costs_little(attack: Attack, victim: Victim) -> None:
 
 
 @pytest.mark.parametrize("attack", http_attacks(), ids=lambda attack: attack.name)
-def test_an_attack_on_http_has_its_answer(attack: Attack, victim: Victim) -> None:
-    if attack.name == "HTTP/2":  # The name it uses does not matter to known clients.
+def test_attack_on_http_gets_its_expected_response(attack: Attack, victim: Victim) -> None:
+    if attack.name == "HTTP/2":  # Known clients may use any host name.
         attack = replace(attack, end=End.ANSWERED, answer=b"HTTP/1.1 404")
     server = victim.server
     members, grown = victim.besieged((server.http, attack, _COUNT, server.context("member")))
@@ -221,8 +222,8 @@ def test_an_attack_on_http_has_its_answer(attack: Attack, victim: Victim) -> Non
     assert grown <= _GROWN_MIB_MAX
 
 
-def test_strangers_of_all_kinds_at_once_are_told_nothing(victim: Victim) -> None:
-    """What cannot be read is 400; what can be is 401, but for whether the server is there."""
+def test_strangers_get_only_400_401_and_health_responses(victim: Victim) -> None:
+    """An unreadable request gets 400 and others 401; only the health check is answered."""
     server = victim.server
     at_grpc, at_http = server.context("stranger", alpn="h2"), server.context("stranger")
     members, grown = victim.besieged(
@@ -238,8 +239,8 @@ def test_strangers_of_all_kinds_at_once_are_told_nothing(victim: Victim) -> None
     assert grown <= 128
 
 
-def test_nothing_of_those_without_a_certificate_is_read(victim: Victim) -> None:
-    """What gRPC makes of frames costs it more than what they are worth, and here it makes nothing of them."""
+def test_clients_without_a_certificate_get_no_response(victim: Victim) -> None:
+    """gRPC must not parse their frames, since parsing costs more than sending."""
     server = victim.server
     nobody = server.context(None, alpn="h2")
     refused = [replace(attack, end=End.HUNG_UP) for attack in grpc_attacks()]
@@ -248,8 +249,8 @@ def test_nothing_of_those_without_a_certificate_is_read(victim: Victim) -> None:
     assert grown <= _GROWN_MIB_MAX
 
 
-def test_calls_that_are_taken_back_at_once_do_not_pile_up(victim: Victim) -> None:
-    """They are not under way, but wait to be looked at: there is a bound to that, of all connections together."""
+def test_cancelled_calls_use_bounded_memory(victim: Victim) -> None:
+    """Cancelled calls wait until gRPC looks at them; the queue of all connections together has a limit."""
     server = victim.server
     context = server.context("stranger", alpn="h2")
     crowd = (server.grpc, taken_back(5_000), _COUNT, context)
@@ -257,10 +258,10 @@ def test_calls_that_are_taken_back_at_once_do_not_pile_up(victim: Victim) -> Non
     assert grown <= 384
 
 
-def test_pings_are_read_no_further_than_their_answers_are_taken(victim: Victim) -> None:
-    """More than fit into any buffers; while that client is stuck, others are served.
+def test_pings_are_not_read_while_their_answers_are_unread(victim: Victim) -> None:
+    """The client sends more pings than fit into any buffers. While it is stuck, others are served.
 
-    It is stuck for no other reason: once it reads the answers, each ping has had its own.
+    Once it reads, each ping is answered, so unread answers were the only reason.
     """
     server, process = victim.server, victim.server.process
     before = process.resident_bytes
@@ -277,7 +278,7 @@ def test_pings_are_read_no_further_than_their_answers_are_taken(victim: Victim) 
 
 
 def _send_pings_until_stuck(connection: ssl.SSLSocket) -> int:
-    """How many went out whole."""
+    """Returns the number of pings that were sent completely."""
     count = _MIB // 16 // 17
     for sent in range(0, 64 * 16 * count, count):
         try:
@@ -302,11 +303,11 @@ def _stranger(server: GuardedServer, plain: socket.socket) -> ssl.SSLSocket:
     return context.wrap_socket(plain, server_hostname=server.grpc.host)
 
 
-# --- Who is slow, and who says nothing ----------------------------------------------------------
+# --- Slow and silent clients --------------------------------------------------------------------
 
 
 def before_tls() -> list[Attack]:
-    """What comes where a handshake should; each is hung up on, if only after a while."""
+    """Attacks in place of a TLS handshake; each is closed, at the latest after a while."""
     hello = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"
     return [
         Attack("noise", random.Random(666).randbytes(64 * 1024), End.HUNG_UP),
@@ -319,8 +320,8 @@ def before_tls() -> list[Attack]:
     ]
 
 
-def test_whoever_is_slow_is_hung_up_on(victim: Victim) -> None:
-    """All kinds at once, at both doors: together they wait as long as one."""
+def test_slow_and_broken_handshakes_are_closed(victim: Victim) -> None:
+    """All kinds attack both ports at once, so that together they take as long as one."""
     server = victim.server
     before = [
         (place, attack, _COUNT, None)
@@ -334,8 +335,8 @@ def test_whoever_is_slow_is_hung_up_on(victim: Victim) -> None:
 
 
 @pytest.mark.parametrize("door", ["gRPC", "HTTP"])
-def test_a_thousand_that_say_nothing_keep_nobody_out(victim: Victim, door: str) -> None:
-    """Each has gone through its handshake. What they had is given back."""
+def test_thousand_idle_connections_do_not_block_clients(victim: Victim, door: str) -> None:
+    """Each has completed its TLS handshake. Afterwards the server closes their files."""
     server = victim.server
     files = server.process.open_files
     place, alpn = {"gRPC": (server.grpc, "h2"), "HTTP": (server.http, "http/1.1")}[door]
@@ -348,6 +349,6 @@ def test_a_thousand_that_say_nothing_keep_nobody_out(victim: Victim, door: str) 
         time.sleep(0.05)
 
 
-def test_the_server_is_still_there(victim: Victim) -> None:
+def test_server_still_serves_after_all_attacks(victim: Victim) -> None:
     assert victim.server.process.is_running
     assert victim.run(victim.server.is_served())

@@ -1,4 +1,4 @@
-"""Hostile connections against a log server's HTTP: each has its answer and costs little, and others go on.
+"""Hostile connections to a log server's HTTP port: each gets its response and costs little, and others are served.
 
 Figures: `python -m tests bench hostile`.
 """
@@ -29,7 +29,9 @@ def victim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RestServer]:
 
 
 @pytest.mark.parametrize("attack", http_attacks(), ids=lambda attack: attack.name)
-def test_an_attack_has_its_answer_and_others_go_on(attack: Attack, victim: RestServer) -> None:
+def test_attack_gets_its_response_while_others_are_served(
+    attack: Attack, victim: RestServer
+) -> None:
     before = victim.resident_bytes
     with Mob(victim.address) as mob:
         mob.add(attack, _COUNT)

@@ -16,23 +16,23 @@ def cost(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PackedCost]:
         yield cost_of_packed(cluster.start_server("log-1"))
 
 
-def test_blocks_are_small_and_unpack_to_much(cost: PackedCost) -> None:
+def test_packed_blocks_are_small_and_unpack_to_500_mib(cost: PackedCost) -> None:
     assert cost.stored_bytes < 2 * BOMB_BYTES
     assert cost.unpacked_bytes > 500 * _MIB
 
 
-def test_consumer_that_reads_them_all_grows_by_little(cost: PackedCost) -> None:
+def test_consumer_of_packed_blocks_grows_by_less_than_64_mib(cost: PackedCost) -> None:
     assert cost.consumer_bytes < 64 * _MIB
 
 
-def test_server_that_takes_them_apart_grows_by_little(cost: PackedCost) -> None:
+def test_server_that_unpacks_blocks_grows_by_less_than_64_mib(cost: PackedCost) -> None:
     assert cost.taken_apart_bytes < 64 * _MIB
 
 
-def test_server_that_checks_a_message_of_them_grows_by_little(cost: PackedCost) -> None:
+def test_server_that_checks_appends_grows_by_less_than_64_mib(cost: PackedCost) -> None:
     assert cost.appended_bytes < 64 * _MIB
 
 
-def test_others_are_served_while_a_message_of_them_is_checked(cost: PackedCost) -> None:
-    """Each of a hundred blocks is unpacked to be checked; others have their turn in between."""
+def test_other_calls_take_under_1_s_while_blocks_are_checked(cost: PackedCost) -> None:
+    """The server unpacks a hundred blocks to check them, and handles other calls in between."""
     assert cost.others_waited_s < 1.0

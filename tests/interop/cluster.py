@@ -1,7 +1,7 @@
-"""A cluster that Java and Rollbook share: one ZooKeeper, and bookies of either make.
+"""A cluster that Java and Rollbook share: one ZooKeeper, and bookies of both makes.
 
-Both makes are started with the same `bk_server.conf`, whose keys are Apache's. What a process says
-is in the folder that it lives in.
+Both makes are started with the same `bk_server.conf`, whose keys are Apache's. Each process logs
+into its own folder.
 """
 
 import contextlib
@@ -26,9 +26,9 @@ from tests.support.java import JavaProject
 from tests.support.processes import Child, Family, family
 from tests.support.zookeeper import ZooKeeperTree, free_port
 
-PATIENCE_S: Final = 90.0  # For whatever has to happen, on a busy machine.
+PATIENCE_S: Final = 90.0  # For any event, on a busy machine.
 SESSION_TIMEOUT_MS: Final = 4_000
-_JVM_STOPPED: Final = 128 + signal.SIGTERM  # However well it went.
+_JVM_STOPPED: Final = 128 + signal.SIGTERM  # Also after an orderly stop.
 _POLL_S: Final = 0.02
 ROLLBOOK: Final = (sys.executable, "-m", "rollbook.api.cli.main")
 _RECOVERY_SESSION_TIMEOUT_MS: Final = 6_000  # Java's autorecovery ends when its session does.
@@ -46,7 +46,7 @@ locked_pause_s = 0.2
 [steward]
 look_again_s = 1.0
 """
-_LOGGED: Final = ("sh", "-c", 'exec "$@" >>"$0" 2>&1')  # Then the log's path, then the command.
+_LOGGED: Final = ("sh", "-c", 'exec "$@" >>"$0" 2>&1')  # The log's path and the command follow.
 
 
 class Make(Enum):
@@ -63,7 +63,7 @@ class SeenBookie:
 
 
 class Bookie:
-    """One bookie through all its lives; known as `host:port` unless it has a name."""
+    """One bookie across restarts; its id is `host:port` unless it has a name."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Bookie:
         self._folder = folder
         self._port = free_port()
         self._life: Child | None = None
-        self._last_standing: SeenBookie | None = None  # What was left of the life before this one.
+        self._last_standing: SeenBookie | None = None  # The previous process's registration.
         self._name = name
         self.bookie_id = name or f"127.0.0.1:{self._port}"
         self.address = Address("127.0.0.1", self._port)
@@ -94,23 +94,23 @@ class Bookie:
 
     @property
     def pid(self) -> int:
-        """Of this life."""
+        """Of the current process."""
         assert self._life is not None
         return self._life.pid
 
     @property
     def cpu_s(self) -> float:
-        """Of this life."""
+        """Of the current process."""
         assert self._life is not None
         return cpu_s(self._life.pid)
 
     @property
     def standing(self) -> SeenBookie | None:
-        """None while clients do not see it; the one of a killed life is seen for a while."""
+        """None while clients do not see the bookie. They see a killed one for a while."""
         return self._cluster.standing(self.bookie_id)
 
     def start(self, *, read_only: bool = False) -> None:
-        """Serves, as far as clients can see, when it returns."""
+        """Start the bookie, and wait until clients see that it serves."""
         self.begin(read_only=read_only)
         self.wait_serving(read_only=read_only)
 
@@ -139,7 +139,7 @@ class Bookie:
         self._cluster.wait_until(serves, f"{self.bookie_id} serves")
 
     def wait_writable(self) -> None:
-        """After it was read-only in this life."""
+        """Wait until a bookie that was read-only is writable."""
 
         def is_writable() -> bool:
             standing = self.standing
@@ -148,25 +148,25 @@ class Bookie:
         self._cluster.wait_until(is_writable, f"{self.bookie_id} is writable")
 
     def kill(self) -> None:
-        """SIGKILL. Its registration lives until its session runs out."""
+        """Send SIGKILL. The registration stays until the session expires."""
         assert self._life is not None
         self._life.kill()
 
     def pause(self) -> None:
-        """SIGSTOP, until its session has run out and clients no longer see it."""
+        """Send SIGSTOP, and wait until the session has expired and clients do not see it."""
         assert self._life is not None
         self._last_standing = self.standing
         self._life.stop()
         self._cluster.wait_until(lambda: self.standing is None, f"{self.bookie_id} is gone")
 
     def resume(self) -> None:
-        """Serves again when it returns."""
+        """Send SIGCONT, and wait until the bookie serves again."""
         assert self._life is not None
         self._life.resume()
         self.wait_serving()
 
     def stop(self) -> None:
-        """In good order, as SIGTERM asks for."""
+        """Stop the bookie with SIGTERM."""
         assert self._life is not None
         self._life.terminate()
         assert self._life.wait(PATIENCE_S) == (0 if self.make is Make.ROLLBOOK else _JVM_STOPPED)
@@ -193,7 +193,7 @@ class Bookie:
 
 
 def http_settings(port: int) -> dict[str, str | int]:
-    """Of a Java bookie that serves HTTP."""
+    """The settings of a Java bookie that serves HTTP."""
     return {
         "httpServerEnabled": "true",
         "httpServerClass": "org.apache.bookkeeper.http.vertx.VertxHttpServer",
@@ -203,7 +203,7 @@ def http_settings(port: int) -> dict[str, str | int]:
 
 
 class Cluster:
-    """Its metadata are below one node of ZooKeeper's, its processes end with it."""
+    """Its metadata are below one node in ZooKeeper, and its processes end with it."""
 
     def __init__(
         self,
@@ -222,7 +222,7 @@ class Cluster:
         self.children = children
         self.metadata = f"zk+{layout}://{tree.server.address}{self._root}"
         self.bookies: list[Bookie] = []
-        self.http_port = 0  # Of a Java bookie, where one serves HTTP.
+        self.http_port = 0  # Of the Java bookie that serves HTTP, if any.
         self._recovering: list[Child] = []
 
     @property
@@ -233,14 +233,14 @@ class Cluster:
     def add_bookie(
         self, make: Make, name: str = "", settings: Mapping[str, str | int] = {}
     ) -> Bookie:
-        """One that was not started yet; `settings` in the words of its `bk_server.conf`."""
+        """Add a bookie without starting it; `settings` are keys of `bk_server.conf`."""
         folder = self._folder / f"bookie-{len(self.bookies) + 1}"
         bookie = Bookie(self, make, folder, name, settings)
         self.bookies.append(bookie)
         return bookie
 
     def start_from(self, config: Path, bookie_id: str, *more: str) -> Child:
-        """One of ours, from somebody's file; it serves under this id when it returns."""
+        """Start a bookie of ours from this file, and wait until it serves under this id."""
         command = [*ROLLBOOK, "server", "bookie", "--config", str(config), *more]
         child = self.children.start(*command, log=config.with_suffix(".log"))
 
@@ -255,7 +255,7 @@ class Cluster:
         return next(bookie for bookie in self.bookies if bookie.bookie_id == bookie_id)
 
     def start(self) -> None:
-        """All its bookies, at once."""
+        """Start all bookies at the same time."""
         for bookie in self.bookies:
             bookie.begin()
         for bookie in self.bookies:
@@ -268,7 +268,7 @@ class Cluster:
     def start_javas_autorecovery(self, name: str, *, only_audits: bool = False) -> Child:
         """Java's auditor and worker, or its auditor alone, under a name that no bookie has.
 
-        Its file serves `shell.run`, too.
+        `shell.run` can use its configuration file, too.
         """
         settings: dict[str, object] = {
             "bookieId": name,
@@ -294,7 +294,7 @@ class Cluster:
         return child
 
     def start_recovery(self, name: str, *flags: str) -> Child:
-        """Ours; its parts begin to run when it returns."""
+        """Start our recovery server, and wait until it is ready."""
         config = self._folder / f"{name}.toml"
         config.write_text(_RECOVERY.format(metadata=self.metadata, name=name))
         log = config.with_suffix(".log")
@@ -305,9 +305,9 @@ class Cluster:
         return child
 
     def end_recovery(self) -> None:
-        """Kills all of these, and returns when nobody stands for auditor or holds a lock."""
+        """Kill all recovery processes, and wait until there are no candidates and no locks."""
         for child in self._recovering:
-            child.kill()  # An orderly end of Java's may take 30 s.
+            child.kill()  # An orderly stop of Java's may take 30 s.
         self._recovering = []
         locks = f"{self._root}/underreplication/locks"
         self.wait_until(
@@ -344,13 +344,13 @@ class Cluster:
         return found
 
     def remove_marks(self) -> None:
-        """While nobody repairs."""
+        """Delete all marks. No worker may be running."""
         folder = f"{self._root}/underreplication/ledgers"
         for name in self._children(folder):
             self._zookeeper.delete(f"{folder}/{name}", recursive=True)
 
     def auditors(self) -> list[str]:
-        """Those that stand for auditor, the one that leads first."""
+        """The candidates for auditor, the leader first."""
         folder = f"{self._root}/underreplication/auditorelection"
         found = []
         for name in sorted(self._children(folder), key=lambda name: int(name.removeprefix("V_"))):
@@ -384,7 +384,7 @@ def empty(
     layout: str = "hierarchical",
     project: JavaProject = toolchain.PROJECT,
 ) -> Iterator[Cluster]:
-    """Neither made nor populated yet; what is Java's runs from `project`."""
+    """A cluster without metadata and bookies yet; Java programs run from `project`."""
     with family() as children:
         cluster = Cluster(tree, children, folder, layout, project)
         try:

@@ -1,5 +1,5 @@
-"""Two clusters for all tests here: `cluster`, of our bookies or, for reference, with `--bookies java` of
-Java ones; and `mixed`, of both makes.
+"""Two clusters for all tests here: `cluster` has our bookies or, with `--bookies java`, Java bookies for
+reference; `mixed` has both makes.
 """
 
 import subprocess
@@ -33,7 +33,7 @@ def make(request: pytest.FixtureRequest) -> Make:
 
 @pytest.fixture(scope="session")
 def java() -> None:
-    """What asks for it is skipped, or fails where it is required, without the Java pieces."""
+    """Without the Java pieces, tests that use this are skipped, or fail if Java is required."""
     try:
         toolchain.PROJECT.ensure_built()
     except NoJava as error:
@@ -61,13 +61,13 @@ def cluster(
 def mixed(
     java: None, zookeeper_server: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Cluster]:
-    """Made by Java: two of our bookies, one with a name, and a Java one."""
+    """Initialised by Java: two of our bookies, one with a name, and a Java bookie."""
     folder = tmp_path_factory.mktemp("mixed")
     with tree(zookeeper_server) as own, empty(own, folder, "longhierarchical") as cluster:
         cluster.add_bookie(Make.ROLLBOOK)
         cluster.add_bookie(Make.ROLLBOOK, "bookie-by-name")
         cluster.http_port = free_port()
-        # A JVM that gets no processor for its session's length may shut down, and this one serves 200 tests.
+        # A JVM without processor time for a session's length may shut down; this one serves 200 tests.
         patient = {"zkTimeout": 10_000}
         cluster.add_bookie(Make.JAVA, settings=http_settings(cluster.http_port) | patient)
         shell.run(cluster.bookies[0].config_path, "initnewcluster")
@@ -87,7 +87,7 @@ def clients(cluster: Cluster, puppet: Puppet) -> dict[Protocol, Client]:
 
 @pytest.fixture(params=list(Protocol), ids=lambda protocol: str(protocol.value))
 def protocol(request: pytest.FixtureRequest) -> Protocol:
-    """A test that asks for it, or for a `client`, runs with both."""
+    """A test that uses this or `client` runs with both versions."""
     return Protocol(request.param)
 
 
@@ -98,11 +98,11 @@ def client(protocol: Protocol, clients: dict[Protocol, Client]) -> Client:
 
 @pytest.fixture
 def v2(clients: dict[Protocol, Client]) -> Client:
-    """For batches: Java's client asks for them over the older protocol only."""
+    """For batch reads, which Java's client sends over V2 only."""
     return clients[Protocol.V2]
 
 
 @pytest.fixture
 def v3(clients: dict[Protocol, Client]) -> Client:
-    """For what Java's client does over the newer protocol only."""
+    """For requests that Java's client sends over V3 only."""
     return clients[Protocol.V3]

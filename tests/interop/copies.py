@@ -1,4 +1,4 @@
-"""Ledgers that lose copies in tests, and how tests know that all copies are there again."""
+"""Ledgers that lose copies in tests, and checks that all copies exist again."""
 
 import json
 from typing import Any, Final
@@ -16,7 +16,7 @@ LEDGERS: Final = 8
 
 
 def write_ledgers(client: Client) -> list[int]:
-    """Of two copies each; the last one is left open."""
+    """Write ledgers of two copies each; the last one is left open."""
     ids = []
     for number in range(LEDGERS):
         writer = client.create(PAIR)
@@ -45,7 +45,7 @@ def busiest(cluster: Cluster, client: Client, ids: list[int]) -> Bookie:
 def wait_whole(
     cluster: Cluster, client: Client, ids: list[int], lost: Bookie, *, by_java: bool = False
 ) -> None:
-    """Until no ledger names the bookie and none is marked; then each member has what it should have.
+    """Wait until no ledger names the bookie and none is marked, then check the members' entries.
 
     Java's worker may leave the mark of a ledger that it has closed.
     """
@@ -67,7 +67,7 @@ def check_copies(client: Client, ids: list[int]) -> None:
 
 
 def rollbook(cluster: Cluster, group: click.Group, *words: str, code: int = 0) -> Any:
-    """What one of our commands shows of the cluster, as JSON."""
+    """The JSON output of one of our commands for the cluster."""
     return json.loads(run(cluster, group, *words, "-o", "json", code=code))
 
 

@@ -1,4 +1,4 @@
-"""Words that tests share: what is written, what a reader gets for it, and who is refused."""
+"""Helpers that tests share: payloads, expected entries and expected exceptions."""
 
 import random
 from typing import Final
@@ -10,7 +10,7 @@ from tests.interop.puppet import Entry, JavaError, Shape
 
 ALL: Final = Shape(3, 3, 2)
 STRIPED: Final = Shape(3, 2, 2)
-PAIR: Final = Shape(2, 2, 2)  # Of three bookies: one is left to take over.
+PAIR: Final = Shape(2, 2, 2)  # Leaves one of three bookies to replace another.
 
 
 def payloads(count: int, size: int) -> list[bytes]:
@@ -19,7 +19,7 @@ def payloads(count: int, size: int) -> list[bytes]:
 
 
 def entries(written: list[bytes]) -> list[Entry]:
-    """What a reader gets."""
+    """The entries that a reader gets."""
     found = []
     length = 0
     for entry_id, payload in enumerate(written):
@@ -29,7 +29,7 @@ def entries(written: list[bytes]) -> list[Entry]:
 
 
 def refused(*names: str) -> pytest.RaisesExc[JavaError]:
-    """Around a call that the client must answer with an exception of that name, or of one of these."""
+    """Expects an exception of the Java client with one of these names."""
 
     def is_it(error: JavaError) -> bool:
         assert error.name in names, error
@@ -39,14 +39,14 @@ def refused(*names: str) -> pytest.RaisesExc[JavaError]:
 
 
 def java_is_fenced_off() -> pytest.RaisesExc[JavaError]:
-    """Around an append of Java's. A third copy of what was confirmed before may meet the fence, too, if its
-    bookie is slow: to Java that bookie has failed, for whose place there is no other.
+    """Expects that an append by Java's client is fenced. The third copy of an entry confirmed before may meet
+    the fence, too, if its bookie is slow. Java's client then takes that bookie for failed and finds no other.
     """
     return refused("BKLedgerFencedException", "BKNotEnoughBookiesException")
 
 
 def we_are_fenced_off() -> pytest.RaisesExc[RollbookError]:
-    """Around an append of ours. A writer that a third copy has notified of the fence takes nothing more."""
+    """Expects that an append by our client is fenced. A third copy may have reported the fence before."""
 
     def is_it(error: RollbookError) -> bool:
         told = error.__cause__ if isinstance(error, AppendUnsettled) else error

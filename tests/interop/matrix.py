@@ -1,7 +1,7 @@
-"""The tests of a run as a table: who wrote and who read, on whose bookies, and what it was about.
+"""The tests of a run as a table: which client wrote and which read, on which bookies, and the subject.
 
-All of that is in a test's name, its file and its parameters. A cell is how many tests have passed; one
-that failed, or that could not begin, is what a cell says before anything else.
+All of that follows from a test's name, file and parameters. A cell has the number of tests that passed
+or, if any failed or could not start, the number of those.
 """
 
 import re
@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Final
 
-_WRITERS: Final = (  # The first that a test's name or its file's has in it.
+_WRITERS: Final = (  # The first pattern found in a test's node id counts.
     (r"we_wrote|our_writer|java_looks|we_delete", "we, Java reads"),
     (r"java_wrote|java_writer", "Java, we read"),
     (r"our_client|conversations|page", "both"),
@@ -45,10 +45,10 @@ def _names(rules: tuple[tuple[str, str], ...]) -> list[str]:
 
 
 class Matrix:
-    """A pytest plugin that counts."""
+    """A pytest plugin that counts results."""
 
     def __init__(self, bookies: str) -> None:
-        """`bookies`: the make of those that tests have when they do not say."""
+        """`bookies`: the make of the bookies that tests have by default."""
         self._places = _PLACES if bookies == "rollbook" else (*_PLACES[1:-1], ("", "Java's"))
         self._passed: Counter[tuple[str, str, str]] = Counter()
         self._failed: Counter[tuple[str, str, str]] = Counter()

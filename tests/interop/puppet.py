@@ -1,11 +1,11 @@
-"""The unmodified Java client, for tests in Python: `java/…/Puppet.java` behind plain methods.
+"""The unmodified Java client, for tests in Python: plain methods around `java/…/Puppet.java`.
 
     client = cluster.puppet().connect(cluster.metadata, Protocol.V2)
     ledger = client.create(Shape(3, 2, 2), Digest.CRC32C)
     ledger.append([b"hello"])
 
-What the client throws is a `JavaError` with the name of its class. A call waits for its answer;
-`start_…` leaves that to `Pending.result()`, for what has to happen meanwhile.
+An exception of the client is raised as a `JavaError` with the name of its class. A call waits for
+its response; `start_…` returns a `Pending` at once, whose `result()` waits.
 """
 
 import base64
@@ -28,7 +28,7 @@ class Protocol(Enum):
 
 
 class Digest(Enum):
-    """As the client names them."""
+    """Digest types, with the names that the client uses."""
 
     CRC32 = "CRC32"
     CRC32C = "CRC32C"
@@ -49,7 +49,7 @@ class Shape:
 @dataclass(frozen=True, slots=True)
 class Entry:
     entry_id: int
-    length: int  # Of all payloads up to and including this one.
+    length: int  # Total of all payloads up to and including this one.
     payload: bytes
 
 
@@ -60,7 +60,7 @@ class JavaError(Exception):
 
 
 class Pending:
-    """A call whose answer is still to come."""
+    """A call that may still wait for its response."""
 
     def __init__(self, puppet: "Puppet", number: int) -> None:
         self._puppet = puppet
@@ -71,12 +71,12 @@ class Pending:
 
 
 class Puppet:
-    """One JVM; any number of clients in it."""
+    """One JVM with any number of clients."""
 
     def __init__(self, child: Child) -> None:
         self._child = child
         self._numbers = itertools.count()
-        self._answers: dict[int, dict[str, Any]] = {}  # Those nobody has asked for yet.
+        self._answers: dict[int, dict[str, Any]] = {}  # Received before they were asked for.
 
     def connect(
         self, metadata: str, protocol: Protocol, properties: Mapping[str, str | int] = {}
@@ -86,7 +86,7 @@ class Puppet:
             "metadataServiceUri": metadata,
             "zkTimeout": 10_000,
             "useV2WireProtocol": str(protocol is Protocol.V2).lower(),
-            "addEntryTimeoutSec": 20,  # Bookies that stand still are another test's business.
+            "addEntryTimeoutSec": 20,  # Tests of time-outs are elsewhere.
             "readEntryTimeoutSec": 20,
             **properties,
         }
@@ -112,7 +112,7 @@ class Puppet:
 
 
 class Client:
-    """A `BookKeeper` and the `BookKeeperAdmin` beside it."""
+    """A `BookKeeper` and its `BookKeeperAdmin`."""
 
     def __init__(self, puppet: Puppet, name: str) -> None:
         self._puppet = puppet
@@ -127,7 +127,7 @@ class Client:
         deferred_sync: bool = False,
         numbered: bool = False,
     ) -> "Ledger":
-        """`numbered`: the writer says which entry each payload becomes."""
+        """`numbered`: the writer gives the entry id of each payload."""
         return Ledger(
             self._puppet,
             self._call(
@@ -183,7 +183,7 @@ class Client:
         return found
 
     def bookies(self) -> dict[str, list[str]]:
-        """By `writable`, `read_only` and `all`."""
+        """Bookie ids by `writable`, `read_only` and `all`."""
         found: dict[str, list[str]] = self._call("bookies")
         return found
 
@@ -193,18 +193,18 @@ class Client:
         return found
 
     def entries_on(self, bookie: str, ledger_id: int, last: int) -> list[int]:
-        """The entries up to `last` that a bookie says it has; it may have no others."""
+        """The entries up to `last` that a bookie lists; checks that it has no others."""
         found = self._call("entries_on", bookie=bookie, ledger=ledger_id, last=last)
         entries: list[int] = found["entries"]
         assert found["total"] == len(entries)
         return entries
 
     def replace_bookie(self, bookie: str, ledger_id: int) -> None:
-        """Copies what a lost bookie had of a ledger to another, and names that in the metadata."""
+        """Copies a lost bookie's entries of a ledger to another bookie, and updates the metadata."""
         self._call("replace_bookie", bookie=bookie, ledger=ledger_id)
 
     def fence_one(self, bookie: str, ledger_id: int, *, entry: int, password: str) -> int:
-        """A fencing read of one bookie; returns how long the entry is on the wire."""
+        """Sends a fencing read to one bookie; returns the entry's size on the wire."""
         found: int = self._call(
             "fence_one", bookie=bookie, ledger=ledger_id, entry=entry, password=password
         )
@@ -221,11 +221,11 @@ class Ledger:
         self._puppet = puppet
         self._handle = held["handle"]
         self.ledger_id = held["ledger"]
-        self.last_confirmed = held["last_confirmed"]  # When it was opened, as `length` is.
+        self.last_confirmed = held["last_confirmed"]  # At the time of opening, like `length`.
         self.length = held["length"]
 
     def append(self, payloads: Sequence[bytes]) -> list[int]:
-        """All are sent before the first is waited for. Returns their entry ids."""
+        """Sends all before it waits for the first. Returns their entry ids."""
         found: list[int] = self.start_append(payloads).result()
         return found
 
@@ -234,7 +234,7 @@ class Ledger:
         return self._start("append", payloads=encoded)
 
     def write(self, payloads: Mapping[int, bytes]) -> list[int]:
-        """By entry id, sent in that order."""
+        """Takes payloads by entry id, and sends them in that order."""
         encoded = [base64.b64encode(payload).decode() for payload in payloads.values()]
         found: list[int] = self._call("write", entries=list(payloads), payloads=encoded)
         return found
@@ -252,7 +252,7 @@ class Ledger:
         return _entries(self._call("read", how="unconfirmed", first=first, last=last))
 
     def read_batch(self, first: int, last: int, bytes_max: int) -> list[Entry]:
-        """One request: it may come back short."""
+        """Sends one request, which may return fewer entries."""
         found = self._call("read", how="batch", first=first, last=last, bytes_max=bytes_max)
         return _entries(found)
 
@@ -276,8 +276,7 @@ class Ledger:
 
 
 def awaited(poll: Pending) -> tuple[int, list[Entry]]:
-    """What a long poll came back with: the last entry known to be confirmed, and its entry or
-    none."""
+    """The result of a long poll: the last confirmed entry id, and the entry, if any."""
     found = poll.result()
     return found["last_confirmed"], _entries(found["entries"])
 

@@ -1,4 +1,4 @@
-"""`bookkeeper shell`, one JVM a command, as an operator runs it."""
+"""Runs `bookkeeper shell`, one JVM for each command."""
 
 import subprocess
 from pathlib import Path
@@ -10,7 +10,7 @@ _TIMEOUT_S: Final = 90
 
 
 def run(config: Path, *arguments: str) -> str:
-    """What it said, in its output and its log; `arguments[0]` is the command. It must exit 0."""
+    """Run the command `arguments[0]`, which must exit 0; returns its output and log."""
     main_class = "org.apache.bookkeeper.bookie.BookieShell"
     done = subprocess.run(
         toolchain.command(main_class, "-conf", config, *arguments, log_level="info"),
@@ -32,5 +32,5 @@ class Tell:
         self._config = config
 
     def __call__(self, *arguments: str | int) -> str:
-        """What it said."""
+        """Returns the output and the log."""
         return run(self._config, *map(str, arguments))

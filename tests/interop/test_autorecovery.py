@@ -1,4 +1,4 @@
-"""Auditors and replication workers of both makes: what one marks the other repairs, and either leads."""
+"""Auditors and replication workers of both makes: each repairs what the other marks, and each can lead."""
 
 import re
 import subprocess
@@ -51,7 +51,7 @@ def place(cluster: Cluster) -> Setup:
 def java_place(
     java: None, zookeeper_server: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Setup]:
-    """Made by Java, of Java bookies."""
+    """A cluster initialised by Java, with Java bookies."""
     folder = tmp_path_factory.mktemp("javas-recovery")
     with tree(zookeeper_server) as own, empty(own, folder, "longhierarchical") as cluster:
         for _ in range(BOOKIES):
@@ -65,7 +65,7 @@ def java_place(
 def our_place(
     java: None, zookeeper_server: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Setup]:
-    """Made by us, of our bookies."""
+    """A cluster initialised by us, with our bookies."""
     folder = tmp_path_factory.mktemp("our-recovery")
     with tree(zookeeper_server) as own, empty(own, folder) as cluster:
         command = [*ROLLBOOK, "cluster", "init", "--metadata", cluster.metadata]
@@ -89,7 +89,7 @@ def ours(our_place: Setup) -> Iterator[Setup]:
 
 
 def mend(found: Setup) -> None:
-    """After a test no recovery process runs, all bookies do, and there is neither a ledger nor a mark."""
+    """Restore the cluster: no recovery processes, all bookies running, no ledgers and no marks."""
     down = [bookie for bookie in found.cluster.bookies if not bookie.is_running]
     for bookie in down:
         bookie.begin()
@@ -104,7 +104,7 @@ def mend(found: Setup) -> None:
 
 
 def lose_a_bookie(place: Setup, *, by_java: bool = False) -> None:
-    """Its copies are made elsewhere; then it is back, as a bookie that has leftovers of them."""
+    """Kill a bookie, wait until its copies are made elsewhere, and start it with its old files."""
     cluster, client = place.cluster, place.client
     ids = write_ledgers(client)
     lost = busiest(cluster, client, ids)
@@ -114,17 +114,17 @@ def lose_a_bookie(place: Setup, *, by_java: bool = False) -> None:
 
 
 def wait_auditors(cluster: Cluster, *names: str) -> None:
-    """Until these stand for auditor, in this order."""
+    """Wait until these are the candidates for auditor, in this order."""
     cluster.wait_until(lambda: cluster.auditors() == list(names), f"auditors are {names}")
     assert rollbook(cluster, recovery, "auditor")["auditor"] == names[0]
 
 
-def test_we_make_the_copies_of_a_lost_java_bookie(javas: Setup) -> None:
+def test_our_recovery_copies_ledgers_of_a_lost_java_bookie(javas: Setup) -> None:
     javas.cluster.start_recovery("ours")
     lose_a_bookie(javas)
 
 
-def test_java_worker_copies_what_our_auditor_files_and_java_then_leads(
+def test_java_worker_repairs_our_auditors_marks_then_java_leads(
     ours: Setup,
 ) -> None:
     leader = ours.cluster.start_recovery("ours", "--no-worker")
@@ -137,20 +137,20 @@ def test_java_worker_copies_what_our_auditor_files_and_java_then_leads(
     lose_a_bookie(ours, by_java=True)
 
 
-def test_our_worker_makes_the_copies_that_javas_auditor_misses(ours: Setup) -> None:
+def test_our_worker_repairs_ledgers_marked_by_javas_auditor(ours: Setup) -> None:
     ours.cluster.start_javas_autorecovery("java", only_audits=True)
     wait_auditors(ours.cluster, "java")
     ours.cluster.start_recovery("ours", "--no-auditor")
     lose_a_bookie(ours)
 
 
-def test_a_drain_ends_beside_javas_auditor_and_we_lead_when_that_is_killed(ours: Setup) -> None:
+def test_drain_ends_under_javas_auditor_and_our_auditor_takes_over(ours: Setup) -> None:
     cluster, client = ours.cluster, ours.client
     leader = cluster.start_javas_autorecovery("java")
     wait_auditors(cluster, "java")
     cluster.start_recovery("ours")
     wait_auditors(cluster, "java", "ours")
-    ids = write_ledgers(client)[:-1]  # The open one has a writer that knows nothing of drains.
+    ids = write_ledgers(client)[:-1]  # The open ledger's writer does not know of drains.
     leaving = busiest(cluster, client, ids)
     (drained,) = rollbook(cluster, bookies, "drain", leaving.bookie_id, "--wait")
     assert drained["state"] == "drained"
@@ -168,7 +168,7 @@ def test_a_drain_ends_beside_javas_auditor_and_we_lead_when_that_is_killed(ours:
 
 
 def start_shell(ours: Setup, *words: str) -> Pending:
-    """A command of Java's shell, in a process that runs already; the result is its exit code."""
+    """Start a command of Java's shell in the running JVM; the result is its exit code."""
     config = str(ours.cluster.bookies[0].config_path)
     return ours.puppet.start("shell", config=config, words=words)
 
@@ -177,7 +177,7 @@ def tell(ours: Setup, *words: str) -> None:
     assert start_shell(ours, *words).result() == 0
 
 
-def test_javas_shell_steers_our_auditor_and_our_worker(ours: Setup) -> None:
+def test_javas_shell_controls_our_auditor_and_worker(ours: Setup) -> None:
     cluster, client = ours.cluster, ours.client
     ask = Tell(cluster.bookies[0].config_path)
     cluster.start_recovery("ours", "--no-worker")
@@ -204,7 +204,7 @@ def test_javas_shell_steers_our_auditor_and_our_worker(ours: Setup) -> None:
     cluster.start_recovery("worker", "--no-auditor")
     tell(ours, "recover", "-force", lost.bookie_id)
     assert not naming(client, ids, lost)
-    assert sorted(cluster.marked()) == short  # Our worker does nothing.
+    assert sorted(cluster.marked()) == short  # Our worker is paused.
     tell(ours, "autorecovery", "-enable")
     wait_whole(cluster, client, ids, lost)
 
@@ -218,8 +218,8 @@ class Decommissioning:
 
 @pytest.fixture(scope="module")
 def decommissioning(our_place: Setup) -> Decommissioning:
-    """`decommissionbookie` of a killed bookie of ours, under our auditor and worker. It sleeps for 30 s after it has
-    asked for an audit, which is time for another test.
+    """`decommissionbookie` of a killed bookie of ours, under our auditor and worker. The command sleeps for 30 s after it
+    has requested an audit, and another test runs during that time.
     """
     cluster, client = our_place.cluster, our_place.client
     cluster.start_recovery("ours")
@@ -233,7 +233,7 @@ def decommissioning(our_place: Setup) -> Decommissioning:
     return Decommissioning(ids, lost, start_shell(our_place, *command))
 
 
-def test_our_commands_steer_javas_auditor_and_worker_on_java_bookies(javas: Setup) -> None:
+def test_our_commands_control_javas_recovery_on_java_bookies(javas: Setup) -> None:
     cluster, client = javas.cluster, javas.client
     auditor = cluster.start_javas_autorecovery("auditor", only_audits=True)
     wait_auditors(cluster, "auditor")
@@ -249,7 +249,7 @@ def test_our_commands_steer_javas_auditor_and_worker_on_java_bookies(javas: Setu
     assert not cluster.marked()
 
     def is_marked_when_asked() -> bool:
-        """Java's auditor does nothing if it has not missed the bookie yet."""
+        """Java's auditor does nothing until it has noticed that the bookie is missing."""
         rollbook(cluster, recovery, "audit")
         return sorted(cluster.marked()) == short
 
@@ -277,7 +277,7 @@ def test_our_commands_steer_javas_auditor_and_worker_on_java_bookies(javas: Setu
 
 @pytest.mark.usefixtures("decommissioning")
 def test_a_java_bookie_is_drained_and_removed(javas: Setup) -> None:
-    """It obeys no lifecycle: its operator makes it read-only."""
+    """A Java bookie ignores our lifecycle states, so its operator makes it read-only."""
     cluster, client = javas.cluster, javas.client
     cluster.start_javas_autorecovery("java")
     wait_auditors(cluster, "java")
@@ -304,4 +304,4 @@ def test_javas_shell_decommissions_a_bookie_of_ours(
     assert decommissioning.command.result(PATIENCE_S) == 0
     wait_whole(ours.cluster, ours.client, decommissioning.ids, decommissioning.lost)
     asked = run(ours.cluster, bookies, "safe-to-remove", decommissioning.lost.bookie_id, code=1)
-    assert not asked  # There is no such bookie any more: its cookie is gone.
+    assert not asked  # The bookie no longer exists: its cookie was deleted.

@@ -1,8 +1,8 @@
-"""One conversation with a bookie of either make: they answer alike.
+"""The same conversation with a bookie of each make: their responses agree.
 
-Each step is answered before the next is sent, so that there is nothing to be lucky about. What the
-Java client never asks is asked here: with other people's keys, without any, for what is not there.
-Where our answer differs on purpose, `agree` says so.
+Each step is answered before the next is sent, so that the result does not depend on timing. Steps include
+requests that the Java client never sends: with another writer's key, without a key, for missing entries.
+`agree` has the responses that differ on purpose.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ from tests.support import bookie_client
 from tests.support.bookie_client import BookieClient
 
 STEPS = 150
-ENTRIES = 6  # Few, so that steps meet.
+ENTRIES = 6  # Few, so that steps concern the same entries.
 PASSWORDS = (b"ours", b"ours", b"ours", b"theirs")
 SIZES = (0, 1, 100, 5000)
 
@@ -115,7 +115,7 @@ def conversation(version: int, chance: random.Random) -> Iterator[Step]:
             case "read":
                 entry_id = chance.choice((entry_id, NO_ENTRY))
                 shown = key if fence else None
-                if version == 3:  # There it can be left out, and shown without need.
+                if version == 3:  # There the key is optional.
                     shown = chance.choice((key, key, None))
                 yield EntryRead(ledger_id, entry_id, shown, fence)
             case "batch":
@@ -168,19 +168,19 @@ async def test_both_makes_answer_alike(mixed: Cluster, version: int, seed: int) 
 
 
 def agree(ours: Heard, theirs: Heard) -> bool:
-    """The same, but for what we do otherwise on purpose, or may."""
+    """Whether the responses are equal, apart from intended and allowed differences."""
     match ours, theirs:
         case ReadLacReply(error=None, packet=bytes(packet)), ReadLacReply(packet=bytes(last)):
-            # The highest LAC ever stored, not the last. Nor is it a failure that there is no entry.
+            # We return the highest LAC ever stored, not the last, and do not fail without an entry.
             return (
                 packet >= last
                 and theirs.error is (None if ours.last_entry else BookieFailed)
                 and plain(ours.last_entry) == plain(theirs.last_entry)
             )
         case ReadReply(None, _, -1, None, -1), ReadReply(error=error) if error is NoSuchEntry:
-            return True  # A poll of a ledger that has no entry yet: it has no news.
+            return True  # A poll of a ledger without entries has no news.
         case BatchReadReply(), BatchReadReply():
-            # Java takes the first entry's size for that of all, and may stop early.
+            # Java assumes that all entries have the first one's size, and may stop early.
             bodies = [plain(body) for body in ours.bodies]
             fewer = [plain(body) for body in theirs.bodies]
             return (
@@ -204,7 +204,7 @@ def agree(ours: Heard, theirs: Heard) -> bool:
 
 
 def plain(body: Buffer | None) -> bytes | None:
-    """Without its LAC, and so without its digest: of an entry written twice, either copy will do."""
+    """The body without LAC and digest, which differ between copies of an entry written twice."""
     whole = None if body is None else bytes(body)
     return whole and whole[:16] + whole[24:32] + whole[36:]
 

@@ -1,4 +1,4 @@
-"""What the Java client does when bookies die, come back, or refuse to be written."""
+"""The Java client while bookies die, come back, or are read-only."""
 
 import re
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from tests.support.zookeeper import LocalZooKeeper
 
 @pytest.fixture(autouse=True)
 def whole(cluster: Cluster) -> Iterator[None]:
-    """Whatever a test did to its bookies: the next one finds them all writable."""
+    """After each test, starts stopped bookies and makes read-only ones writable."""
     yield
     for bookie in cluster.bookies:
         if bookie.is_running and bookie.standing and bookie.standing.is_read_only:
@@ -28,7 +28,7 @@ def whole(cluster: Cluster) -> Iterator[None]:
 
 @pytest.fixture
 def client(cluster: Cluster, puppet: Puppet, protocol: Protocol) -> Client:
-    """A new one for each test: one that lives on may not have noticed yet who came back."""
+    """A new client for each test: an old one may not have noticed yet that a bookie is back."""
     return puppet.connect(cluster.metadata, protocol)
 
 
@@ -42,7 +42,7 @@ def member(cluster: Cluster, client: Client, ledger_id: int) -> Bookie:
 
 
 def wait_whole(cluster: Cluster, client: Client) -> None:
-    """Until a client that lived through it all writes to every bookie again."""
+    """Wait until the client, which saw the fault, writes to every bookie again."""
 
     def writes() -> bool:
         try:
@@ -54,7 +54,7 @@ def wait_whole(cluster: Cluster, client: Client) -> None:
 
 
 def wait_connected(cluster: Cluster, client: Client, bookie: Bookie, ledger_id: int) -> None:
-    """Until a client that lost its connection to it has another one."""
+    """Wait until the client has a new connection to the bookie."""
 
     def answers() -> bool:
         try:
@@ -89,10 +89,10 @@ def test_recovery_without_a_killed_bookie(client: Client, cluster: Cluster) -> N
     assert reader.read(0, 59) == entries(written)
 
 
-def test_bookies_that_were_all_killed_have_what_they_acknowledged(
+def test_killed_bookies_keep_acked_entries_fences_and_keys(
     client: Client, cluster: Cluster
 ) -> None:
-    """Entries, fences and keys."""
+
     written = payloads(60, 200)
     writer, fenced = client.create(ALL), client.create(Shape(3, 3, 3))
     writer.append(written)
@@ -113,10 +113,10 @@ def test_bookies_that_were_all_killed_have_what_they_acknowledged(
     assert reader.read(0, 59) == entries(written)
 
 
-def test_an_orderly_stop_is_seen_at_once(cluster: Cluster) -> None:
+def test_stopped_bookie_is_unregistered_at_once(cluster: Cluster) -> None:
     bookie = cluster.bookies[0]
     bookie.stop()
-    assert bookie.standing is None  # Not only when its session has run out.
+    assert bookie.standing is None  # Before its session would expire.
 
 
 def test_a_read_only_bookie_is_read_and_not_written(client: Client, cluster: Cluster) -> None:
@@ -129,16 +129,18 @@ def test_a_read_only_bookie_is_read_and_not_written(client: Client, cluster: Clu
     assert client.bookies()["read_only"] == [bookie.bookie_id]
     listed = shell.run(bookie.config_path, "listbookies", "-ro")
     assert re.findall(r"BookieID:([^,]*)", listed) == [bookie.bookie_id]
-    writer.append([b"more"])  # Refused by that bookie; the writer goes on with another.
+    writer.append([b"more"])  # That bookie refuses it, and the writer replaces it.
     assert bookie.bookie_id not in members(client, writer.ledger_id)
-    # That is a read, too.
+    # A fencing read is a read, too.
     assert client.fence_one(bookie.bookie_id, writer.ledger_id, entry=29, password=PASSWORD)
     assert bookie.bookie_id not in members(client, client.create(PAIR).ledger_id)
     with refused("BKNotEnoughBookiesException"):
         client.create(ALL)
 
 
-def test_a_bookie_that_was_taken_for_dead_comes_back(client: Client, cluster: Cluster) -> None:
+def test_paused_bookie_comes_back_and_its_writer_continues(
+    client: Client, cluster: Cluster
+) -> None:
     writer = client.create(Shape(3, 3, 3))
     writer.append([b"one"])
     cluster.bookies[0].pause()
@@ -148,7 +150,7 @@ def test_a_bookie_that_was_taken_for_dead_comes_back(client: Client, cluster: Cl
     wait_whole(cluster, client)
 
 
-def test_writers_go_on_while_zookeeper_is_away(client: Client, cluster: Cluster) -> None:
+def test_appends_continue_while_zookeeper_is_away(client: Client, cluster: Cluster) -> None:
     server = cluster.server
     if not isinstance(server, LocalZooKeeper):
         pytest.skip("zk: the server named by the environment is not ours to kill")
@@ -163,7 +165,7 @@ def test_writers_go_on_while_zookeeper_is_away(client: Client, cluster: Cluster)
     wait_whole(cluster, client)
 
 
-def test_a_lost_bookie_is_copied_to_others(client: Client, cluster: Cluster) -> None:
+def test_copy_of_a_lost_bookie_is_made_on_another(client: Client, cluster: Cluster) -> None:
     written = payloads(60, 200)
     writer = client.create(PAIR)
     writer.append(written)
@@ -175,5 +177,5 @@ def test_a_lost_bookie_is_copied_to_others(client: Client, cluster: Cluster) -> 
     new, other = members(client, writer.ledger_id)
     assert other == kept
     assert new not in (kept, lost.bookie_id)
-    cluster.bookie(kept).kill()  # The copy alone has to answer.
+    cluster.bookie(kept).kill()  # Only the new copy can answer.
     assert client.open(writer.ledger_id, recover=False).read(0, 59) == entries(written)

@@ -27,7 +27,7 @@ class Site:
     java: str
     ours: str
     closed: Ledger
-    hashed: Ledger  # With a password and the digest that it makes.
+    hashed: Ledger  # Has a password and a MAC digest.
     opened: Ledger
     client: Client
 
@@ -41,7 +41,7 @@ class Site:
 @dataclass(frozen=True)
 class Answer:
     status: int
-    body: Any  # JSON where it is, else text.
+    body: Any  # Parsed JSON, or text.
 
 
 def ask(method: str, url: str, body: Any = None) -> Answer:
@@ -65,7 +65,7 @@ def _read(text: str) -> Any:
 def site(mixed: Cluster) -> Iterator[Site]:
     port = free_port()
     mixed.start_recovery("recovery-1", "--http", f"127.0.0.1:{port}")
-    mixed.wait_until(lambda: mixed.auditors() == ["recovery-1"], "it leads")
+    mixed.wait_until(lambda: mixed.auditors() == ["recovery-1"], "our recovery server leads")
     client = mixed.puppet().connect(mixed.metadata, Protocol.V3)
     closed = client.create(Shape(3, 3, 2), password="")
     closed.append(_WRITTEN)
@@ -104,14 +104,14 @@ SAME: Final = (
 
 
 @pytest.mark.parametrize("path", SAME)
-def test_both_answer_a_question_alike(site: Site, path: str) -> None:
+def test_java_and_our_server_answer_a_get_alike(site: Site, path: str) -> None:
     javas, ours = site.both("GET", path)
     assert javas.status == 200
     assert ours == javas
 
 
-def test_both_count_the_space_of_bookies_alike(site: Site) -> None:
-    """But for what was written between the two questions."""
+def test_java_and_our_server_report_disk_space_alike(site: Site) -> None:
+    """Free space is not compared: it may change between the two requests."""
     javas, ours = site.both("GET", "bookie/list_bookie_info")
 
     def without_free(answer: Answer) -> dict[str, str]:
@@ -121,7 +121,7 @@ def test_both_count_the_space_of_bookies_alike(site: Site) -> None:
     assert without_free(ours) == without_free(javas)
 
 
-def test_both_change_the_same_switch_and_delay(site: Site) -> None:
+def test_java_and_our_server_change_settings_alike(site: Site) -> None:
     for change in ("enabled=false", "enabled=true"):
         javas, ours = site.both("PUT", f"autorecovery/status?{change}")
         assert (ours, javas.status) == (javas, 200)
@@ -133,7 +133,7 @@ def test_both_change_the_same_switch_and_delay(site: Site) -> None:
     assert (ours, javas.status) == (javas, 200)
 
 
-def test_both_delete_a_ledger(site: Site) -> None:
+def test_java_and_our_server_delete_a_ledger_alike(site: Site) -> None:
     answers = []
     for server in (site.java, site.ours):
         ledger = site.client.create(Shape(2, 2, 2))
@@ -144,17 +144,17 @@ def test_both_delete_a_ledger(site: Site) -> None:
     assert answers[0] == answers[1] == (200, "Deleted ledger: N")
 
 
-def test_a_password_is_shown_by_java_alone(site: Site) -> None:
+def test_only_java_shows_the_ledger_password(site: Site) -> None:
     javas, ours = site.both("GET", "ledger/metadata?ledger_id={hashed}")
     (theirs,), (own,) = javas.body.values(), ours.body.values()
-    assert theirs.pop("password") != "", "else there is no reason to differ"
+    assert theirs.pop("password") != "", "Java shows the password"
     assert own.pop("password") == ""
     assert own == theirs
 
 
-_NO_SENSE: Final = "a request that makes no sense is 400 in all routes"
-_METHOD: Final = "another method is 405 in all routes"
-_NOTHING: Final = "what does not exist is 404 in all routes"
+_NO_SENSE: Final = "an invalid request is 400 on all routes"
+_METHOD: Final = "another method is 405 on all routes"
+_NOTHING: Final = "a missing ledger is 404 on all routes"
 _BODY: Final = {"bookie_src": [_GONE], "delete_cookie": False}
 DIFFERENCES: Final[tuple[tuple[str, str, Any, int, int, str], ...]] = (
     ("GET", "bookie/list_bookies?type=xx", None, 200, 400, _NO_SENSE),
@@ -168,17 +168,24 @@ DIFFERENCES: Final[tuple[tuple[str, str, Any, int, int, str], ...]] = (
     ("GET", "ledger/delete?ledger_id={closed}", None, 404, 405, _METHOD),
     ("POST", "ledger/list", None, 404, 405, _METHOD),
     ("GET", "autorecovery/trigger_audit", None, 404, 405, _METHOD),
-    ("GET", "autorecovery/list_under_replicated_ledger", None, 404, 200, "none is an empty answer"),
+    ("GET", "autorecovery/list_under_replicated_ledger", None, 404, 200, "an empty list is 200"),
     ("PUT", "autorecovery/lost_bookie_recovery_delay", None, 404, 400, _NO_SENSE),
     ("PUT", "autorecovery/lost_bookie_recovery_delay", {}, 404, 400, _NO_SENSE),
     ("PUT", "autorecovery/bookie", {}, 500, 400, _NO_SENSE),
-    ("PUT", "autorecovery/bookie", _BODY, 200, 400, "a bookie that is unknown is a mistake"),
-    ("PUT", "autorecovery/decommission", {"bookie_src": _GONE}, 200, 400, "as above"),
+    ("PUT", "autorecovery/bookie", _BODY, 200, 400, "an unknown bookie is 400"),
+    (
+        "PUT",
+        "autorecovery/decommission",
+        {"bookie_src": _GONE},
+        200,
+        400,
+        "an unknown bookie is 400",
+    ),
 )
 
 
 @pytest.mark.parametrize(("method", "path", "body", "javas", "ours", "reason"), DIFFERENCES)
-def test_answers_that_differ_on_purpose(
+def test_intended_differences_in_status_codes(
     site: Site, method: str, path: str, body: Any, javas: int, ours: int, reason: str
 ) -> None:
     found = site.both(method, path, body)
@@ -187,7 +194,7 @@ def test_answers_that_differ_on_purpose(
         assert found[1].body["outcome"] == "not_applied"
 
 
-def test_metadata_in_the_list_is_json_and_not_the_nodes_bytes(site: Site) -> None:
+def test_listed_ledger_metadata_is_json_unlike_javas(site: Site) -> None:
     javas, ours = site.both("GET", "ledger/list?print_metadata=true&page=1")
     assert ours.body.keys() == javas.body.keys()
     closed = str(site.closed.ledger_id)

@@ -1,4 +1,4 @@
-"""A Java bookie that is replaced by ours is the same bookie: the file that it was started with says which."""
+"""Our bookie takes the same id from a configuration file as the Java bookie that it replaces."""
 
 import asyncio
 import itertools
@@ -28,8 +28,8 @@ _CHOICES = (
 
 
 def _java(*paths: Path) -> list[str]:
-    """By the class that Java's bookie asks; nothing for a file that it does not start from."""
-    # As Apache's script starts a bookie.
+    """Ids from the class that Java's bookie uses; empty if it does not start from a file."""
+    # Apache's script starts a bookie with this option.
     command = toolchain.PROJECT.command("Ids", *paths, options=["-Djava.net.preferIPv4Stack=true"])
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
 
@@ -41,8 +41,8 @@ def _ours(path: Path) -> str:
         return ""
 
 
-def test_each_file_gives_the_id_that_java_gives(java: None, tmp_path: Path) -> None:
-    """The table of what decides it."""
+def test_each_config_gives_the_same_id_as_in_java(java: None, tmp_path: Path) -> None:
+    """The files are all combinations of the settings that decide the id."""
     expected: dict[str, str] = {}
     paths: list[Path] = []
     for number, lines in enumerate(itertools.product(*_CHOICES)):
@@ -57,7 +57,7 @@ def test_each_file_gives_the_id_that_java_gives(java: None, tmp_path: Path) -> N
     assert any(found.startswith("localhost:") for found in expected.values())
 
 
-def test_file_with_one_directory_and_host_names_starts_javas_bookie(
+def test_java_config_with_one_directory_starts_our_bookie(
     cluster: Cluster, v3: Client, tmp_path: Path
 ) -> None:
     directory = tmp_path / "bk"
@@ -94,7 +94,7 @@ def _can_create(client: Client) -> bool:
 
 
 async def _forget(metadata: str, bookie_id: str) -> None:
-    """Other tests of the cluster count its bookies."""
+    """Delete the cookie, since other tests count the cluster's bookies."""
     store = await open_metadata_store(metadata)
     try:
         root = MetadataUrl.parse(metadata).ledgers_root

@@ -1,4 +1,4 @@
-"""What the Java client does with ledgers whose bookies are all well."""
+"""The Java client on ledgers whose bookies all run."""
 
 import pytest
 
@@ -13,14 +13,14 @@ from tests.interop.expectations import (
 )
 from tests.interop.puppet import PASSWORD, Client, Digest, Protocol, Puppet, Shape, awaited
 
-LARGEST = 5 * 1024 * 1024 - 256  # A frame is 5 MiB with its length, its headers and the entry's.
+LARGEST = 5 * 1024 * 1024 - 256  # The frame's 5 MiB include all headers.
 SOON_MS = 500
 LONG_MS = 30_000
 
 
 @pytest.mark.parametrize("digest", Digest, ids=lambda digest: str(digest.value))
 @pytest.mark.parametrize("shape", [ALL, STRIPED, Shape(1, 1, 1)], ids=str)
-def test_what_was_written_is_read(client: Client, digest: Digest, shape: Shape) -> None:
+def test_written_entries_are_read(client: Client, digest: Digest, shape: Shape) -> None:
     written = payloads(50, 300)
     writer = client.create(shape, digest)
     assert writer.append(written) == list(range(50))
@@ -35,7 +35,7 @@ def test_what_was_written_is_read(client: Client, digest: Digest, shape: Shape) 
 
 @pytest.mark.parametrize("digest", Digest, ids=lambda digest: str(digest.value))
 @pytest.mark.parametrize("shape", [ALL, STRIPED], ids=str)
-def test_recovery_keeps_what_was_acknowledged_and_fences_the_writer(
+def test_recovery_keeps_acked_entries_and_fences_the_writer(
     client: Client, digest: Digest, shape: Shape
 ) -> None:
     written = payloads(20, 100)
@@ -58,7 +58,7 @@ def test_recovery_closes_a_ledger_that_was_never_written(client: Client) -> None
 
 
 def test_a_writer_is_fenced_at_full_speed(client: Client) -> None:
-    """Every entry that was acknowledged is there after recovery."""
+    """Recovery keeps every acknowledged entry."""
     writer = client.create(ALL)
     written = payloads(3000, 100)
     for first in range(0, 500, 100):
@@ -80,7 +80,7 @@ def test_two_recoveries_at_once_agree(clients: dict[Protocol, Client]) -> None:
     assert {racer.result()["last_confirmed"] for racer in racers} == {199}
 
 
-def test_many_entries_of_many_ledgers_at_once(client: Client) -> None:
+def test_concurrent_writers_of_four_ledgers_keep_all_entries(client: Client) -> None:
     written = payloads(2500, 100)
     writers = [client.create(STRIPED) for _ in range(4)]
     for sent in [writer.start_append(written) for writer in writers]:
@@ -90,7 +90,7 @@ def test_many_entries_of_many_ledgers_at_once(client: Client) -> None:
 
 
 @pytest.mark.parametrize("size", [0, LARGEST])
-def test_entries_of_any_size(client: Client, size: int) -> None:
+def test_empty_and_largest_entries_are_read_back(client: Client, size: int) -> None:
     written = payloads(3, size)
     writer = client.create(ALL)
     writer.append(written)
@@ -98,17 +98,17 @@ def test_entries_of_any_size(client: Client, size: int) -> None:
     assert client.open(writer.ledger_id, recover=False).read(0, 2) == entries(written)
 
 
-def test_an_entry_that_is_too_large_harms_nobody_else(
+def test_too_large_entry_does_not_affect_another_client(
     puppet: Puppet, cluster: Cluster, protocol: Protocol
 ) -> None:
-    """Each bookie closes the connection, and serves on."""
+    """Each bookie closes the connection, but serves other clients."""
     greedy = puppet.connect(cluster.metadata, protocol)
     with refused("BKNotEnoughBookiesException"):
         greedy.create(ALL).append([bytes(2 * LARGEST)])
     assert puppet.connect(cluster.metadata, protocol).create(ALL).append([b"small"]) == [0]
 
 
-def test_entries_are_sent_in_any_order(client: Client) -> None:
+def test_entries_sent_in_reverse_order_are_read_in_order(client: Client) -> None:
     written = payloads(30, 100)
     writer = client.create(STRIPED, numbered=True)
     writer.write({entry_id: written[entry_id] for entry_id in reversed(range(30))})
@@ -123,7 +123,7 @@ def test_a_reader_without_recovery_follows_a_writer(client: Client) -> None:
     writer.append(written[:1])
     writer.append(written[1:5])
     reader = client.open(writer.ledger_id, recover=False)
-    # An entry tells of those that were confirmed before it: of one, or of some that were sent with it.
+    # Each entry carries the LAC at its sending, so the last of the batch confirms entries 0 to 3.
     assert 0 <= reader.last_confirmed < 4
     for payload in written[5:]:
         writer.append([payload])
@@ -132,15 +132,15 @@ def test_a_reader_without_recovery_follows_a_writer(client: Client) -> None:
     with refused("BKReadException"):
         reader.read(9, 9)
     assert reader.read_unconfirmed(9, 9) == entries(written)[9:]
-    writer.append([b"more"])  # It was not fenced by any of that.
+    writer.append([b"more"])  # None of the reads fenced the writer.
 
 
-# In a striped ledger not every bookie hears of every entry: one poll alone may wait in vain there.
+# In a striped ledger no bookie has all entries, so a single poll may wait in vain.
 @pytest.mark.parametrize(
     ("shape", "parallel"), [(ALL, False), (ALL, True), (STRIPED, True)], ids=str
 )
 @pytest.mark.parametrize("digest", Digest, ids=lambda digest: str(digest.value))
-def test_a_long_poll_ends_with_the_entry_it_waits_for(
+def test_long_poll_ends_with_the_awaited_entry(
     v3: Client, digest: Digest, shape: Shape, parallel: bool
 ) -> None:
     written = payloads(12, 100)
@@ -152,11 +152,11 @@ def test_a_long_poll_ends_with_the_entry_it_waits_for(
         writer.append(written[entry_id + 1 : entry_id + 2])
         confirmed, found = awaited(poll)
         assert confirmed >= entry_id
-        if found or shape is ALL:  # Else who answers first may not have it.
+        if found or shape is ALL:  # Of other shapes, the first bookie to answer may lack it.
             assert found == entries(written)[entry_id : entry_id + 1]
 
 
-def test_a_long_poll_runs_out(v3: Client) -> None:
+def test_long_poll_times_out(v3: Client) -> None:
     writer = v3.create(ALL)
     writer.append([b"one"])
     reader = v3.open(writer.ledger_id, recover=False)
@@ -191,7 +191,7 @@ def test_an_explicit_lac_ends_a_long_poll(cluster: Cluster, puppet: Puppet) -> N
     assert confirmed == 0
 
 
-def test_deferred_syncs_confirm_when_they_are_forced(v3: Client) -> None:
+def test_entries_with_deferred_sync_are_confirmed_by_force(v3: Client) -> None:
     written = payloads(30, 100)
     writer = v3.create(ALL, deferred_sync=True)
     assert writer.append(written) == list(range(30))
@@ -204,9 +204,9 @@ def test_deferred_syncs_confirm_when_they_are_forced(v3: Client) -> None:
     assert v3.open(writer.ledger_id, recover=False).last_confirmed == 29
 
 
-def test_batches_are_read(v2: Client) -> None:
+def test_batch_reads_return_entries_within_the_byte_limit(v2: Client) -> None:
     written = payloads(100, 1000)
-    writer = v2.create(Shape(3, 3, 3))  # Every bookie has them all.
+    writer = v2.create(Shape(3, 3, 3))  # Every bookie has all entries.
     writer.append(written)
     writer.close()
     reader = v2.open(writer.ledger_id, recover=False)
@@ -217,7 +217,7 @@ def test_batches_are_read(v2: Client) -> None:
     assert reader.read_batch(99, 99, 1) == entries(written)[99:]
 
 
-def test_the_wrong_password_opens_nothing(client: Client, cluster: Cluster) -> None:
+def test_wrong_password_is_refused(client: Client, cluster: Cluster) -> None:
     writer = client.create(Shape(3, 3, 3))
     writer.append([b"one"])
     with refused("BKUnauthorizedAccessException"):
@@ -228,7 +228,7 @@ def test_the_wrong_password_opens_nothing(client: Client, cluster: Cluster) -> N
     writer.append([b"two"])
 
 
-def test_one_bookie_that_is_fenced_refuses_the_writer(client: Client, cluster: Cluster) -> None:
+def test_single_fenced_bookie_refuses_the_writer(client: Client, cluster: Cluster) -> None:
     writer = client.create(Shape(3, 3, 3))
     writer.append([b"one"])
     bookie = cluster.bookies[1].bookie_id
@@ -239,7 +239,7 @@ def test_one_bookie_that_is_fenced_refuses_the_writer(client: Client, cluster: C
         client.fence_one(bookie, writer.ledger_id, entry=7, password=PASSWORD)
 
 
-def test_a_fence_holds_where_nothing_was_written_yet(client: Client, cluster: Cluster) -> None:
+def test_fence_holds_on_a_bookie_without_entries(client: Client, cluster: Cluster) -> None:
     writer = client.create(Shape(3, 3, 3))
     for entry_id in (0, -1):
         with refused("BKNoSuchEntryException"):

@@ -1,4 +1,4 @@
-"""Bookies of both makes in one cluster that Java has made, and Java's autorecovery over them."""
+"""Bookies of both makes in one cluster that Java initialised, with Java's autorecovery."""
 
 import asyncio
 
@@ -45,9 +45,9 @@ def test_both_makes_are_fenced_by_recovery(client: Client) -> None:
         writer.append([b"late"])
 
 
-def test_javas_autorecovery_copies_from_make_to_make(v3: Client, mixed: Cluster) -> None:
-    """First one of ours is lost, then the Java one."""
-    for ledger_id in v3.ledgers():  # With two bookies left, a ledger of three would be in the way.
+def test_javas_autorecovery_copies_between_makes(v3: Client, mixed: Cluster) -> None:
+    """The test kills one of our bookies, and later the Java bookie."""
+    for ledger_id in v3.ledgers():  # Two bookies cannot repair a ledger of three.
         v3.delete(ledger_id)
     ledgers = []
     for _ in range(12):
@@ -71,7 +71,7 @@ def test_javas_autorecovery_copies_from_make_to_make(v3: Client, mixed: Cluster)
     for ledger_id in ledgers:
         assert v3.open(ledger_id, recover=False).read(0, 39) == entries(WRITTEN)
     said = shell.run(ours.config_path, "whoisauditor")
-    assert f"auditor={ours.bookie_id}" in said  # Whose name the repairer bears.
+    assert f"auditor={ours.bookie_id}" in said  # Autorecovery has this bookie's id.
 
 
 def ensemble(client: Client, ledger_id: int) -> list[str]:
@@ -83,7 +83,7 @@ def ensemble(client: Client, ledger_id: int) -> list[str]:
 def test_both_makes_acknowledge_a_second_add_of_an_entry(
     mixed: Cluster,
 ) -> None:
-    """Not by a client that keeps the protocol: `bookie/DESIGN.md` says why it is not refused."""
+    """No correct client sends one; `bookie/DESIGN.md` explains why it is not refused."""
 
     async def add_twice(bookie: Bookie) -> bytes:
         async with await connect(bookie.address) as client:
@@ -101,4 +101,4 @@ def test_both_makes_acknowledge_a_second_add_of_an_entry(
 
     answers = [asyncio.run(add_twice(bookie)) for bookie in mixed.bookies]
     assert [answer.endswith(b"second") for answer in answers] == [True, True, False]
-    assert answers[-1].endswith(b"first")  # Java's, while it has both in memory.
+    assert answers[-1].endswith(b"first")  # The Java bookie, while both are in memory.

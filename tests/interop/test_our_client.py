@@ -1,4 +1,4 @@
-"""Our client where Java's is at home: on Java bookies, on ours, on both; and each after the other.
+"""Our client and Java's client on the same ledgers.
 
 Every test runs on three clusters: of our bookies, of Java's, and of both makes. A ledger that one
 client writes is read, fenced, recovered and followed by the other.
@@ -44,7 +44,7 @@ STRIPED_QUORUM = Quorum(STRIPED.ensemble, STRIPED.write, STRIPED.ack)
 def javas(
     java: None, zookeeper_server: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Cluster]:
-    """Java's own: made by Java, of three Java bookies."""
+    """A cluster initialised by Java, with three Java bookies."""
     folder = tmp_path_factory.mktemp("javas")
     with tree(zookeeper_server) as own, empty(own, folder) as cluster:
         for _ in range(3):
@@ -67,13 +67,13 @@ def place_puppet(place: Cluster) -> Puppet:
 
 @pytest.fixture
 def client(place: Cluster, place_puppet: Puppet, protocol: Protocol) -> Client:
-    """A new one for each test: one that lives on may not have noticed yet who came back."""
+    """A new client for each test: an old one may not have noticed yet that a bookie is back."""
     return place_puppet.connect(place.metadata, protocol)
 
 
 @pytest.fixture
 async def ledgers(place: Cluster, protocol: Protocol) -> AsyncIterator[Ledgers]:
-    """Our client, in the same version of the protocol as Java's."""
+    """Our client, with the same protocol version as Java's."""
     version = 2 if protocol is Protocol.V2 else 3
     async with connect(place.metadata, ClientConfig(protocol_version=version)) as found:
         yield found
@@ -156,7 +156,7 @@ async def test_java_fences_and_recovers_our_writer(
 async def test_a_writer_at_full_speed_is_recovered_by_the_other_client(
     ledgers: Ledgers, client: Client
 ) -> None:
-    """Every entry that was acknowledged is there, for each pair of writer and recoverer."""
+    """No acknowledged entry is lost, whichever client writes and whichever recovers."""
     written = payloads(3000, 100)
     ours = await create(ledgers, ALL)
     await ours.append_many(written[:500])
@@ -210,9 +210,9 @@ async def test_we_follow_a_java_writer(ledgers: Ledgers, client: Client) -> None
 async def test_java_follows_our_writer(
     ledgers: Ledgers, client: Client, protocol: Protocol
 ) -> None:
-    """The last entry, too, without another one after it: our writer tells of it when it rests."""
+    """The reader also sees the last entry, because our idle writer sends an explicit LAC."""
     if protocol is Protocol.V2:
-        return  # Java's client asks for what writers tell at rest over the newer protocol only.
+        return  # Java's client asks for explicit LACs over V3 only.
     written = payloads(5, 100)
     writer = await create(ledgers, ALL)
     await writer.append_many(written)
@@ -224,11 +224,11 @@ async def test_java_follows_our_writer(
     await writer.close()
 
 
-async def test_entries_lie_where_java_looks_for_them(
+async def test_entries_are_stored_where_java_looks_for_them(
     ledgers: Ledgers, place: Cluster, place_puppet: Puppet
 ) -> None:
     """Q1."""
-    client = place_puppet.connect(place.metadata, Protocol.V3)  # The older one has no word for it.
+    client = place_puppet.connect(place.metadata, Protocol.V3)  # V2 has no such request.
     writer = await create(ledgers, STRIPED)
     await writer.append_many(payloads(30, 100))
     await writer.close()
@@ -238,7 +238,7 @@ async def test_entries_lie_where_java_looks_for_them(
         assert client.entries_on(bookie, writer.ledger_id, 29) == held
 
 
-async def test_what_we_delete_is_gone_for_java(ledgers: Ledgers, client: Client) -> None:
+async def test_ledgers_that_we_delete_are_gone_for_java(ledgers: Ledgers, client: Client) -> None:
     writer = await create(ledgers, ALL)
     await writer.append(b"one")
     await ledgers.delete(writer.ledger_id, SECRET)
@@ -253,7 +253,7 @@ async def test_what_we_delete_is_gone_for_java(ledgers: Ledgers, client: Client)
         await ledgers.open(theirs.ledger_id)
 
 
-async def test_a_bookie_that_dies_is_replaced_and_the_other_client_reads_on(
+async def test_bookie_that_dies_is_replaced_and_all_entries_are_read(
     ledgers: Ledgers, client: Client, place: Cluster
 ) -> None:
     written = payloads(60, 200)
@@ -278,7 +278,7 @@ async def test_a_bookie_that_dies_is_replaced_and_the_other_client_reads_on(
 async def test_recovery_without_a_bookie_that_died(
     ledgers: Ledgers, client: Client, place: Cluster
 ) -> None:
-    """Java's needs a spare one to take its place; ours goes on with an ack quorum."""
+    """Java's recovery needs a spare bookie; ours continues with an ack quorum."""
     written = payloads(60, 200)
     ours, theirs = await create(ledgers, PAIR), client.create(ALL)
     await ours.append_many(written)
@@ -299,10 +299,10 @@ async def test_recovery_without_a_bookie_that_died(
 async def test_bookkeeper_shell_recovers_a_bookie_that_died(
     ledgers: Ledgers, client: Client, place: Cluster, protocol: Protocol
 ) -> None:
-    """Copies of closed ledgers and of one that is still written; then nobody needs the dead one."""
+    """The shell copies a closed ledger's entries, and its metadata no longer name the dead bookie."""
     if protocol is Protocol.V2:
-        return  # The shell speaks as it likes.
-    for ledger_id in client.ledgers():  # It would recover those of three bookies, too, and cannot.
+        return  # The shell chooses its protocol itself.
+    for ledger_id in client.ledgers():  # The shell cannot recover ledgers of three bookies.
         client.delete(ledger_id)
     written = payloads(40, 200)
     closed = await create(ledgers, PAIR)

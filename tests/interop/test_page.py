@@ -1,4 +1,4 @@
-"""The page for users of existing BookKeeper clusters, on one: what it tells them to type works."""
+"""The examples on the page for users of existing BookKeeper clusters work on such a cluster."""
 
 import subprocess
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ PROGRAMS = pages.blocks(pages.EXISTING_CLUSTERS, "python")
 def existing(
     java: None, zookeeper_server: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Cluster]:
-    """Of Java's bookies alone, and of nobody else's ledgers: the page verifies all."""
+    """A cluster of Java bookies without other ledgers, since the page verifies all of them."""
     folder = tmp_path_factory.mktemp("existing")
     with tree(zookeeper_server) as own, empty(own, folder) as cluster:
         command = [*ROLLBOOK, "cluster", "init", "--metadata", cluster.metadata]

@@ -1,4 +1,6 @@
-"""The dashboard in Chromium on a cluster with a Java bookie: every screen opens, and what Java does not show has a dash and why."""
+"""The dashboard in Chromium on a cluster with a Java bookie: every screen opens, and facts that Java does not show have a
+dash with the reason.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,7 +18,7 @@ from tests.support.zookeeper import free_port
 class Site:
     url: str
     java: str  # The id of the Java bookie.
-    ours: str  # Of one of ours.
+    ours: str  # The id of one of our bookies.
     ledger: int  # A segment of the log, with a copy of each entry on the Java bookie.
 
 
@@ -45,7 +47,7 @@ def site(mixed: Cluster) -> Iterator[Site]:
     mixed.end_recovery()
 
 
-def test_every_screen_opens_beside_a_java_bookie(site: Site) -> None:
+def test_every_screen_opens_with_a_java_bookie(site: Site) -> None:
     shown = {
         "": "Bookies",
         "/logs": "default/orders",

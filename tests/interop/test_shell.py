@@ -1,4 +1,4 @@
-"""`bookkeeper shell` on our cluster: it exits 0, and says what is the case."""
+"""`bookkeeper shell` on our cluster: its commands exit 0 and print correct facts."""
 
 import re
 
@@ -12,8 +12,9 @@ from tests.interop.shell import Tell
 
 @pytest.fixture(scope="module")
 def ledger(clients: dict[Protocol, Client]) -> Ledger:
-    """Closed, and on every bookie the entries `number 0` to `number 9`; its password is empty, as
-    the shell's is."""
+    """A closed ledger with the entries `number 0` to `number 9` on every bookie. Its password is empty, like
+    the shell's.
+    """
     writer = clients[Protocol.V3].create(Shape(3, 3, 3), password="")
     writer.append([b"number %d" % number for number in range(10)])
     writer.close()
@@ -64,7 +65,7 @@ def test_readledger_of_one_bookie(tell: Tell, ledger: Ledger, cluster: Cluster) 
         "-bookie",
         cluster.bookies[2].bookie_id,
     )
-    numbers = [f"number {number}" for number in range(9)]  # It stops before the last it names.
+    numbers = [f"number {number}" for number in range(9)]  # It stops one entry before `-le`.
     assert re.findall(r"number \d", said) == numbers
 
 

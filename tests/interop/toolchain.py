@@ -12,7 +12,7 @@ PROJECT: Final = JavaProject(
     (
         "-Xmx512m",
         "-XX:+UseSerialGC",
-        "-XX:TieredStopAtLevel=1",  # Many short lives.
+        "-XX:TieredStopAtLevel=1",  # For many short-lived processes.
         "-Dio.netty.leakDetectionLevel=disabled",
         f"-Dlog4j2.configurationFile={_FOLDER / 'logging.xml'}",
     ),
@@ -21,5 +21,5 @@ PROJECT: Final = JavaProject(
 
 
 def command(main_class: str, *arguments: str | Path, log_level: str = "warn") -> list[str]:
-    """Runs a class of the puppet's or of BookKeeper's; it logs to its standard error."""
+    """The command that runs a class of the puppet or of BookKeeper; it logs to standard error."""
     return PROJECT.command(main_class, *arguments, options=[f"-Dinterop.level={log_level}"])

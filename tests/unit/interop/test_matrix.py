@@ -1,4 +1,4 @@
-"""The table that a run of `interop` ends in."""
+"""The table at the end of an `interop` run."""
 
 from types import SimpleNamespace
 
@@ -6,7 +6,9 @@ from tests.interop.matrix import Matrix
 
 OURS = "tests/interop/test_our_client.py::test_java_reads_what_we_wrote[javas-v3-3/2/2-MAC]"
 THEIRS = "tests/interop/test_our_client.py::test_we_follow_a_java_writer[mixed-v2]"
-REPAIRED = "tests/interop/test_autorecovery.py::test_we_make_the_copies_of_a_lost_java_bookie"
+REPAIRED = (
+    "tests/interop/test_autorecovery.py::test_our_recovery_copies_ledgers_of_a_lost_java_bookie"
+)
 ALONE = "tests/interop/test_ledgers.py::test_a_deleted_ledger_is_gone[v2]"
 
 
@@ -16,7 +18,7 @@ def report(nodeid: str, outcome: str, when: str = "call") -> SimpleNamespace:
     )
 
 
-def test_a_cell_counts_what_passed_and_says_what_failed() -> None:
+def test_cell_counts_passed_tests_or_failures() -> None:
     matrix = Matrix("rollbook")
     for when in ("setup", "call", "teardown"):
         matrix.pytest_runtest_logreport(report(OURS, "passed", when))
@@ -33,11 +35,11 @@ def test_a_cell_counts_what_passed_and_says_what_failed() -> None:
     ]
 
 
-def test_tests_that_do_not_say_ran_on_the_bookies_that_were_asked_for() -> None:
+def test_bookies_column_defaults_to_the_requested_make() -> None:
     matrix = Matrix("java")
     matrix.pytest_runtest_logreport(report(ALONE, "passed"))
     assert [line.split()[2:4] for line in matrix.lines()][1:] == [["Java's", "1"]]
 
 
-def test_where_nothing_ran_there_is_no_table() -> None:
+def test_no_table_without_results() -> None:
     assert list(Matrix("rollbook").lines()) == []

@@ -1,4 +1,4 @@
-"""Commands against a cluster of one bookie, as a user meets them; all their tests share it."""
+"""A running cluster of one bookie that all tests of the commands share."""
 
 from collections.abc import Iterator
 

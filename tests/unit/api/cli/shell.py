@@ -1,4 +1,4 @@
-"""A user who types commands."""
+"""Runs `rollbook` commands for tests."""
 
 import json
 import sys
@@ -10,7 +10,7 @@ from rollbook.api.cli import main as cli
 
 
 class Shell:
-    """Commands, in this process: each would else wait for an interpreter."""
+    """Runs commands in this process, which is faster than an interpreter for each."""
 
     def __init__(
         self, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, server: str

@@ -1,4 +1,4 @@
-"""What is typed in a shell is completed there: by bash, zsh and fish themselves, each on a terminal."""
+"""Completion in bash, zsh and fish themselves, each on a pseudo-terminal."""
 
 import json
 import os
@@ -23,7 +23,7 @@ from tests.tally import missing_piece
 PATIENCE_S: Final = 60.0
 READY: Final = b"READY>"
 
-# It tells what it was called with, once the line is complete; asked by the shell, it is rollbook.
+# Records its arguments when a line is run; for a shell's completion request it runs rollbook.
 PROGRAM: Final = """#!{python}
 import json, os, sys
 if "_ROLLBOOK_COMPLETE" in os.environ:
@@ -53,7 +53,7 @@ def rollbook(*words: str) -> str:
 
 
 def called(shell: str, rc: Path) -> tuple[list[str], dict[str, str]]:
-    """How it is started with that file, and nobody's other ones."""
+    """The command and the environment that start the shell with only that file."""
     match shell:
         case "bash":
             return ["bash", "--noprofile", "--rcfile", str(rc), "-i"], {}
@@ -74,7 +74,7 @@ def shell(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(autouse=True)
 def _environment_of_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Variables exported by the user of this test would decide what is completed, and how."""
+    """Exported ROLLBOOK_ variables of the user who runs the tests would change completions."""
     for name in os.environ:
         if name.lstrip("_").startswith("ROLLBOOK_"):
             monkeypatch.delenv(name)
@@ -91,7 +91,7 @@ class Terminal:
         self._until(lambda: READY in self._shown)
 
     def completed(self, *pieces: str) -> list[str]:
-        """What the program is called with, if a tab is typed after each piece."""
+        """Type the pieces with a tab after each; returns the arguments of the program."""
         self._shown = b""
         os.write(self._descriptor, "\t".join([*pieces, ""]).encode() + b"\r")
         self._until(lambda: len(self._calls()) > self._lines)
@@ -158,9 +158,7 @@ def test_commands_options_and_choices_are_completed(shell: str, tmp_path: Path) 
         ]
 
 
-def test_files_and_directories_are_completed_where_an_option_takes_some(
-    shell: str, tmp_path: Path
-) -> None:
+def test_option_values_that_are_paths_are_completed(shell: str, tmp_path: Path) -> None:
     (tmp_path / "bookie one.conf").touch()
     (tmp_path / "journal-1").mkdir()
     (tmp_path / "journal-1.txt").touch()
@@ -168,12 +166,10 @@ def test_files_and_directories_are_completed_where_an_option_takes_some(
         typed = "rollbook server bookie --config boo", "--journal-dir jou"
         *words, folder = terminal.completed(*typed)
         assert words == ["server", "bookie", "--config", "bookie one.conf", "--journal-dir"]
-        assert folder.rstrip("/") == "journal-1"  # Zsh takes its slash back where the line ends.
+        assert folder.rstrip("/") == "journal-1"  # Zsh removes its slash at the end of a line.
 
 
-def test_what_stands_behind_the_equals_sign_of_an_option_is_completed(
-    shell: str, tmp_path: Path
-) -> None:
+def test_option_value_after_an_equals_sign_is_completed(shell: str, tmp_path: Path) -> None:
     (tmp_path / "bookie-one.conf").touch()
     (tmp_path / "journal-1").mkdir()
     with on_a_terminal(shell, tmp_path) as terminal:
@@ -188,17 +184,19 @@ def test_what_stands_behind_the_equals_sign_of_an_option_is_completed(
         assert folder.rstrip("/") == "--journal-dir=journal-1"
 
 
-def test_another_zsh_script_in_click_leaves_other_shells_as_they_were(
+def test_unknown_click_zsh_script_is_used_unmodified(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """And zsh only what stands behind equals signs: ours is made from click's, whose version is the user's."""
+    """Our script is made from click's, whose version may differ. Without our changes, zsh does not
+    complete values after equals signs.
+    """
     monkeypatch.setattr(ZshComplete, "source_template", "%(complete_func)s() { true }")
     of_zsh = runpy.run_path(shells.__file__)["_Zsh"]
     assert of_zsh.source_template == ZshComplete.source_template
 
 
 def test_names_and_flags_with_colons_are_completed(shell: str, tmp_path: Path) -> None:
-    """To bash a colon ends a word, as in the ids of most bookies."""
+    """In bash a colon ends a word, and most bookie ids have one."""
     metadata = f"sqlite:///{tmp_path}/metadata.db"
     rollbook("cluster", "init", "--metadata", metadata)
     for name in ("127.0.0.1:3181", "127.0.0.1:4181"):
@@ -212,9 +210,7 @@ def test_names_and_flags_with_colons_are_completed(shell: str, tmp_path: Path) -
         assert (name, option) == ("127.0.0.1:3181", "--accept-loss")
 
 
-def test_it_is_the_command_in_front_of_the_cursor_that_is_completed(
-    shell: str, tmp_path: Path
-) -> None:
+def test_command_before_the_cursor_is_completed(shell: str, tmp_path: Path) -> None:
     with on_a_terminal(shell, tmp_path) as terminal:
         assert terminal.completed("echo a: | rollbook led", "app") == ["ledger", "append"]
         assert terminal.completed("X=1 rollbook bookie doc", "--list") == [

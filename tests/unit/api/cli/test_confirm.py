@@ -1,4 +1,4 @@
-"""What somebody answers who is asked whether it is meant."""
+"""Answers to a confirmation prompt."""
 
 import os
 import pty
@@ -21,10 +21,10 @@ import sys
 from rollbook.api.cli import confirm, main
 
 def interrupt(*_):
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # It was heard: one that comes again is none.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ignore repeated signals.
     raise KeyboardInterrupt
 
-signal.signal(signal.SIGINT, interrupt)  # Ignored where tests run in the background.
+signal.signal(signal.SIGINT, interrupt)  # It is ignored where tests run in the background.
 
 def ask(**_):
     confirm.ask_whether("delete it", False)
@@ -45,14 +45,16 @@ main.main()
         (CTRL_C, 130, ""),
     ],
 )
-def test_a_no_is_told_apart_from_a_signal(typed: bytes, code: int, told: str) -> None:
-    """On a terminal, for nobody is asked without one."""
+def test_refusal_and_interrupt_have_different_exit_codes(
+    typed: bytes, code: int, told: str
+) -> None:
+    """The test needs a pseudo-terminal, because the prompt is shown only on a terminal."""
     ours, theirs = pty.openpty()
     give_up_at = monotonic() + PATIENCE_S
     with os.fdopen(ours, "r+b", buffering=0) as terminal:
         with os.fdopen(theirs, "r+b", buffering=0) as side:
             process = subprocess.Popen(
-                # A terminal of its own session, so that ^C is a signal.
+                # The terminal controls the session, so that ^C is a signal.
                 ["setsid", "--ctty", sys.executable, "-c", PROGRAM],
                 stdin=side,
                 stdout=side,
@@ -63,10 +65,10 @@ def test_a_no_is_told_apart_from_a_signal(typed: bytes, code: int, told: str) ->
             while not heard.endswith(ASKED):
                 heard += terminal.read(1)
             terminal.write(typed)
-            with suppress(OSError):  # EIO: nobody holds the other side any more.
+            with suppress(OSError):  # EIO: the other side is closed.
                 while monotonic() < give_up_at:
                     if typed == CTRL_C and not select([terminal], [], [], AGAIN_S)[0]:
-                        terminal.write(typed)  # Python misses one just before it waits for input.
+                        terminal.write(typed)  # Python misses signals just before it waits.
                         continue
                     heard += terminal.read(1 << 12)
             assert process.wait(PATIENCE_S) == code

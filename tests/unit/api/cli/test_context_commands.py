@@ -1,4 +1,4 @@
-"""Contexts: names of clusters, as a user meets them."""
+"""Contexts (named clusters), and the commands that use them."""
 
 import os
 import stat
@@ -12,7 +12,7 @@ from tests.unit.api.cli.shell import Shell
 
 @pytest.fixture
 def contexts(shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file of contexts, which is not there yet; nothing else names a server."""
+    """The contexts file, which does not exist yet; no other setting names a server."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     monkeypatch.delenv("ROLLBOOK_SERVER")
     return tmp_path / "rollbook" / "contexts.toml"
@@ -20,14 +20,14 @@ def contexts(shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
 
 @pytest.fixture
 def here(shell: Shell, server: str, contexts: Path) -> str:
-    """The current context, of a server that is there."""
+    """The current context, whose server is running."""
     shell.run("context", "add", "here", "--server", f"log://{server}")
     return "here"
 
 
 @pytest.fixture
 def away(shell: Shell, here: str) -> str:
-    """Another context, of a server and a file that are not there."""
+    """Another context, whose server and token file do not exist."""
     shell.run("context", "add", "away", "--server", "log://127.0.0.1:1", "--token-file", "secret")
     return "away"
 
@@ -40,7 +40,7 @@ def metadata(shell: Shell, tmp_path: Path) -> str:
 
 @pytest.fixture
 def made(shell: Shell, metadata: str) -> Any:
-    """What was said when that cluster was made."""
+    """The output of `cluster init` for that cluster."""
     return shell.json("cluster", "init", "--metadata", metadata)
 
 
@@ -67,11 +67,11 @@ def test_contexts_are_listed_as_names_or_with_all_columns(shell: Shell, away: st
     assert "TLS_AUTHORITIES" in shell.run("context", "ls", "-o", "wide").splitlines()[0]
 
 
-def test_file_of_contexts_is_readable_by_its_owner_alone(contexts: Path, here: str) -> None:
+def test_contexts_file_is_readable_by_its_owner_only(contexts: Path, here: str) -> None:
     assert stat.S_IMODE(contexts.stat().st_mode) == 0o600
 
 
-def test_file_of_a_token_is_kept_as_an_absolute_path(shell: Shell, away: str) -> None:
+def test_token_file_is_stored_as_an_absolute_path(shell: Shell, away: str) -> None:
     assert listed(shell)[1]["token_file"] == os.path.abspath("secret")
 
 
@@ -93,13 +93,13 @@ def test_commands_ask_the_server_of_the_current_context(shell: Shell, here: str)
     assert shell.json("cluster", "servers")
 
 
-def test_server_that_is_typed_is_asked_instead(shell: Shell, server: str, away: str) -> None:
-    """And is shown no token: the file of the context's token is not there."""
+def test_typed_server_overrides_the_current_context(shell: Shell, server: str, away: str) -> None:
+    """The context's token is not read: its file does not exist."""
     shell.run("context", "use", away)
     assert shell.json("cluster", "servers", "--server", server)
 
 
-def test_token_file_that_is_not_there_is_named(shell: Shell, away: str) -> None:
+def test_missing_token_file_is_named(shell: Shell, away: str) -> None:
     shell.run("log", "ls", "--context", away, "--timeout", "0.5", code=2)
     assert "secret" in shell.errors
 
@@ -161,7 +161,7 @@ def test_typed_metadata_comes_before_the_context_of_the_environment(
     assert info["instance_id"] == made["instance_id"]
 
 
-def test_new_cluster_is_named_by_its_metadata_and_no_context(
+def test_cluster_init_does_not_use_the_context(
     shell: Shell, there: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ROLLBOOK_CONTEXT", there)
@@ -184,7 +184,7 @@ def test_question_before_a_deletion_names_the_cluster(
 def test_server_of_the_environment_comes_before_the_current_context(
     shell: Shell, server: str, there: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of whose metadata nothing is used: the server may be of another cluster."""
+    """The context's metadata is not used, since the server may be of another cluster."""
     shell.run("context", "use", there)
     monkeypatch.setenv("ROLLBOOK_SERVER", server)
     assert shell.json("cluster", "info")["seen_by"] == server
@@ -192,13 +192,13 @@ def test_server_of_the_environment_comes_before_the_current_context(
     assert "Missing option '--metadata'" in shell.errors
 
 
-def test_no_context_is_current_once_that_one_is_removed(shell: Shell, away: str) -> None:
+def test_removing_the_current_context_leaves_none_current(shell: Shell, away: str) -> None:
     shell.run("context", "use", away)
     shell.run("context", "rm", away)
     assert [(each["name"], each["current"]) for each in listed(shell)] == [("here", False)]
 
 
-def test_server_of_a_context_is_a_log_server(shell: Shell, contexts: Path) -> None:
+def test_context_with_an_http_server_is_refused(shell: Shell, contexts: Path) -> None:
     shell.run("context", "add", "nowhere", "--server", "http://127.0.0.1:1", code=2)
     assert "log://HOST:7400" in shell.errors
 
@@ -225,6 +225,6 @@ def test_password_of_metadata_is_kept_but_not_listed(
     assert "hush" not in shown
 
 
-def test_damaged_file_of_contexts_is_an_error(shell: Shell, contexts: Path, here: str) -> None:
+def test_damaged_contexts_file_is_an_error(shell: Shell, contexts: Path, here: str) -> None:
     contexts.write_text("nonsense")
     shell.run("context", "ls", code=2)

@@ -1,4 +1,4 @@
-"""What the command says and exits with."""
+"""Output and exit codes of the `rollbook` command."""
 
 import json
 import os
@@ -34,8 +34,8 @@ def test_help_and_version() -> None:
     assert run("version").stdout.strip() == run("--version").stdout.split()[-1]
 
 
-def test_no_help_imports_what_works() -> None:
-    """All of them together: `--help` does not wait for gRPC."""
+def test_help_does_not_import_heavy_modules() -> None:
+    """For example, no `--help` waits for the import of gRPC."""
     program = (
         "import sys, click, json\n"
         "from rollbook.api.cli.main import rollbook\n"
@@ -62,7 +62,7 @@ def _commands(group: click.Command) -> Iterator[click.Command]:
                 yield from _commands(command)
 
 
-def test_every_list_can_be_bare_or_wide() -> None:
+def test_every_list_has_raw_wide_and_name_outputs() -> None:
     lists = [each for each in _commands(cli.rollbook) if (each.help or "").startswith("List ")]
     assert len(lists) >= 9
     for each in lists:
@@ -114,7 +114,7 @@ def test_every_list_can_be_bare_or_wide() -> None:
         ),
     ],
 )
-def test_wrong_usage_is_two_and_is_told_as_all_that_is_wrong(
+def test_usage_errors_exit_with_2_and_suggest_help(
     typed: tuple[str, ...],
     what: str,
     command: str,
@@ -132,8 +132,8 @@ def test_wrong_usage_is_two_and_is_told_as_all_that_is_wrong(
     )
 
 
-def test_numbers_that_are_none_are_told_in_words_of_ours() -> None:
-    """A range of click's own would name its type: `not a valid integer range`."""
+def test_number_options_use_our_own_types() -> None:
+    """The error of click's own range type would be `not a valid integer range`."""
     params = [param for each in _commands(cli.rollbook) for param in each.params]
     numbers = [
         each.type for each in params if isinstance(each.type, click.IntRange | click.FloatRange)
@@ -157,11 +157,11 @@ def test_numbers_that_are_none_are_told_in_words_of_ours() -> None:
         (errors.RollbookError(), 1),
     ],
 )
-def test_families_have_exit_codes(error: errors.RollbookError, code: int) -> None:
+def test_error_families_have_exit_codes(error: errors.RollbookError, code: int) -> None:
     assert cli.exit_code(error) == code
 
 
-def test_what_is_no_matter_of_usage_advises_no_help(
+def test_error_other_than_usage_suggests_no_help(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(**_: object) -> None:
@@ -193,9 +193,9 @@ def test_an_error_is_explained_without_a_traceback(
     ]
 
 
-def test_a_reader_that_has_seen_enough_is_no_failure() -> None:
+def test_closed_output_pipe_is_no_failure() -> None:
     read, write = os.pipe()
-    os.close(read)  # As `| head -1`, which is gone before we write.
+    os.close(read)  # Like `| head -1` that has exited before we write.
     with os.fdopen(write, "wb") as pipe:
         for arguments in (["--help"], ["version"], ["bookie", "gc", "--help"]):
             command = [sys.executable, "-m", "rollbook.api.cli.main", *arguments]
@@ -236,7 +236,7 @@ def test_a_reader_that_has_seen_enough_is_no_failure() -> None:
         ),
     ],
 )
-def test_what_the_system_refuses_is_told_in_one_line(
+def test_os_errors_are_reported_with_code_and_advice(
     error: OSError,
     code: int,
     told: str,
@@ -254,7 +254,7 @@ def test_what_the_system_refuses_is_told_in_one_line(
     assert capsys.readouterr().err == told
 
 
-def test_who_interrupts_it_while_it_is_imported_sees_no_traceback() -> None:
+def test_interrupt_during_import_prints_no_traceback() -> None:
     program = (
         "import sys\n"
         "from rollbook.api.cli.entry import main\n"
@@ -283,7 +283,7 @@ def test_who_interrupts_it_while_it_is_imported_sees_no_traceback() -> None:
         (("log", "nope", "-o"), False),
     ],
 )
-def test_an_error_says_what_took_effect_in_the_format_that_was_asked_for(
+def test_errors_have_the_requested_output_format(
     typed: tuple[str, ...],
     is_json: bool,
     capsys: pytest.CaptureFixture[str],

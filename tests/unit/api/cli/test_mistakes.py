@@ -1,6 +1,6 @@
-"""Mistakes of a first day: each is answered with one clear sentence, the outcome, a next step and an exit code.
+"""Common mistakes: each is answered with one clear sentence, the outcome, a next step and an exit code.
 
-No traceback, and nothing of the inner parts: a user of `rollbook` knows neither gRPC nor click.
+Answers have no traceback and name no internals: a user of `rollbook` knows neither gRPC nor click.
 """
 
 import json
@@ -16,13 +16,13 @@ from tests.unit.api.cli.shell import Shell
 _INNER: Final = re.compile(
     r"traceback|grpc|StatusCode|asyncio|protobuf|KeyError|<class", re.IGNORECASE
 )
-_TYPED: Final = "rollbook "  # How a section of the messages is titled.
-USAGE = WRONG = 2  # Found by the command line; by what it calls.
+_TYPED: Final = "rollbook "  # Prefix of titles in the file of messages.
+USAGE = WRONG = 2  # Found while parsing; found later.
 MISSING, CONFLICT, AWAY = 3, 4, 5
 
-# What is typed · the exit code · the reason. The sentences are in tests/messages/cli.txt.
+# Typed command, exit code, reason. The sentences are in tests/messages/cli.txt.
 MISTAKES: Final = (
-    # --- Words that are none -------------------------------------------------------------------
+    # --- Invalid words and options -------------------------------------------------------------
     ("lgo ls", USAGE, "USAGE"),
     ("log", USAGE, ""),
     ("log creat x", USAGE, "USAGE"),
@@ -144,7 +144,7 @@ def prepared(shell: Shell, folder: Path, monkeypatch: pytest.MonkeyPatch) -> She
 
 
 @pytest.mark.parametrize(("typed", "code", "reason"), MISTAKES, ids=[each[0] for each in MISTAKES])
-def test_a_mistake_is_answered(
+def test_mistake_is_answered_with_error_and_outcome(
     prepared: Shell, server: str, folder: Path, typed: str, code: int, reason: str
 ) -> None:
     words = (
@@ -167,7 +167,7 @@ def test_a_mistake_is_answered(
     assert others[0].startswith("  outcome: ")
     assert all(line.startswith("  try: ") for line in others[1:]), text
     assert len(others) <= 2, text
-    if words[0] in ("log", "cursor") and code != USAGE:  # For programs it is one line of JSON.
+    if words[0] in ("log", "cursor") and code != USAGE:  # Programs get one line of JSON.
         prepared.run(*words, "-o", "json", code=code)
         problem = json.loads(prepared.errors)["error"]
         assert problem["reason"] == reason
@@ -176,14 +176,14 @@ def test_a_mistake_is_answered(
 
 
 def _comparable(text: str, server: str, folder: Path) -> str:
-    """Without what differs between runs, and without the sentences of gRPC and of `tomllib`."""
+    """The text without parts that differ between runs or are written by gRPC or `tomllib`."""
     text = text.replace(str(folder), "FOLDER").replace(server, "SERVER")
     text = re.sub(r"\bversion=\d{6,}", "version=VERSION", text)
     text = re.sub(r"UNKNOWN: .*(?= \[)", "GRPC'S OWN WORDS", text)
     return re.sub(r"(?<=is not TOML: ).*(?= \[)", "TOMLLIB'S OWN WORDS", text)
 
 
-def test_no_message_of_a_mistake_is_kept_beyond_its_row() -> None:
+def test_messages_file_has_no_entry_without_a_mistake() -> None:
     CLI.check_titles(_TYPED, [f"{_TYPED}{typed}" for typed, _, _ in MISTAKES])
 
 

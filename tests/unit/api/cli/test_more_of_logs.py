@@ -1,4 +1,4 @@
-"""Cursors, writers, servers, files that say how logs are to be: as a user meets them."""
+"""Commands for cursors, writers, servers, apply files, debug bundles and completion."""
 
 import json
 import os
@@ -29,7 +29,7 @@ def append(server: str, log: str, count: int) -> None:
     commands.run("log", "append", log, "--create", stdin=lines, environment=at).check_returncode()
 
 
-def test_cursors_are_moved_and_hold_truncation_back(shell: Shell, server: str) -> None:
+def test_cursors_are_moved_and_protect_from_truncation(shell: Shell, server: str) -> None:
     append(server, "read-by-name", 100)
     assert shell.run("cursor", "set", "read-by-name", "billing", 40, "-o", "raw") == "40\n"
     shell.run("cursor", "set", "read-by-name", "audit", "-10", "--protect")
@@ -45,7 +45,7 @@ def test_cursors_are_moved_and_hold_truncation_back(shell: Shell, server: str) -
     assert "[CURSOR_AHEAD]" in shell.errors
     (typed,) = re.findall(r"try: rollbook (.*)", shell.errors)
     again = f"cursor set read-by-name billing 30 --rewind --no-protect --version {version} "
-    assert typed.startswith(again), "on the same conditions"
+    assert typed.startswith(again), "the suggested command keeps the conditions"
     shell.run(*typed.split())
     version = shell.json("cursor", "show", "read-by-name", "billing")["version"]
     shell.run("cursor", "set", "read-by-name", "billing", 30, "--version", version)
@@ -53,7 +53,7 @@ def test_cursors_are_moved_and_hold_truncation_back(shell: Shell, server: str) -
     assert found[0]["offset"] == 30
     truncate = ("log", "truncate", "read-by-name", "--before", "latest", "--yes")
     shell.run(*truncate, code=4)
-    shell.run("cursor", "rm", "read-by-name", "audit", code=2)  # Nobody can answer.
+    shell.run("cursor", "rm", "read-by-name", "audit", code=2)  # There is no terminal to ask on.
     assert (
         "[NOT_CONFIRMED]\n  outcome: not applied: nothing was changed\n  try: pass --yes"
         in shell.errors
@@ -65,7 +65,7 @@ def test_cursors_are_moved_and_hold_truncation_back(shell: Shell, server: str) -
     assert shell.run("cursor", "show", "read-by-name", "billing", "-o", "raw") == "30\n"
 
 
-def test_lists_are_as_bare_or_as_wide_as_is_wanted(shell: Shell, server: str) -> None:
+def test_log_lists_have_name_raw_and_wide_outputs(shell: Shell, server: str) -> None:
     append(server, "listed", 3)
     shell.run("cursor", "set", "listed", "billing", 1)
     assert shell.run("cursor", "ls", "listed", "-o", "name") == "billing\n"
@@ -84,7 +84,7 @@ def test_lists_are_as_bare_or_as_wide_as_is_wanted(shell: Shell, server: str) ->
     assert names == shell.run("cluster", "servers", "-o", "raw")
 
 
-def test_one_writes_and_others_are_fenced(shell: Shell) -> None:
+def test_exclusive_writer_is_acquired_stolen_and_released(shell: Shell) -> None:
     shell.run("log", "create", "one-writer", "--exclusive")
     assert shell.json("log", "writer", "show", "one-writer")["holder"] == ""
     epoch = shell.run("log", "writer", "acquire", "one-writer", "--holder", "me", "-o", "raw")
@@ -95,7 +95,7 @@ def test_one_writes_and_others_are_fenced(shell: Shell) -> None:
     steal = ("log", "writer", "acquire", "one-writer", "--holder", "you", "--steal")
     shell.run(*steal, code=2)
     taken = shell.json(*steal, "--yes", "--ttl", "1h", "--attempt", "5c1c9a1e")
-    heard = (*steal[:-1], "--attempt", "5c1c9a1e")  # As after a lost answer: nobody is fenced.
+    heard = (*steal[:-1], "--attempt", "5c1c9a1e")  # A retry of the same attempt fences nobody.
     assert shell.json(*heard)["writer_epoch"] == taken["writer_epoch"]
     assert taken["writer_epoch"] == int(epoch) + 1
     assert taken["ttl_s"] == 3600
@@ -104,7 +104,7 @@ def test_one_writes_and_others_are_fenced(shell: Shell) -> None:
     assert shell.json("log", "writer", "show", "one-writer")["holder"] == ""
 
 
-def test_all_of_a_log_is_read_and_checked(shell: Shell, server: str) -> None:
+def test_log_verify_counts_all_records(shell: Shell, server: str) -> None:
     append(server, "sound", 5000)
     shell.run("log", "truncate", "sound", "--before", 100, "--yes")
     found = shell.json("log", "verify", "sound")
@@ -143,7 +143,7 @@ exclusive = true
 """
 
 
-def test_logs_become_what_a_file_says(shell: Shell, tmp_path: Path) -> None:
+def test_apply_creates_and_updates_logs(shell: Shell, tmp_path: Path) -> None:
     spec = tmp_path / "logs.toml"
     spec.write_text(SPEC)
     shell.run("log", "create", "as-it-is", "--roll-bytes", "32M")
@@ -161,7 +161,9 @@ def test_logs_become_what_a_file_says(shell: Shell, tmp_path: Path) -> None:
     spec.write_text(SPEC.replace('"7d"', '"1d"'))
     shell.run("apply", str(spec), code=2)
     assert "sooner than before in shop/applied (retention_age_s)" in shell.errors
-    assert shell.json("log", "show", "shop/applied")["config"] == config, "nobody was asked"
+    assert shell.json("log", "show", "shop/applied")["config"] == config, (
+        "there is no terminal to ask on"
+    )
     (changed, _) = shell.json("apply", str(spec), "--yes")
     assert changed["act"] == "~"
     assert changed["changes"] == {"retention_age_s": "604800 -> 86400"}
@@ -180,23 +182,21 @@ def test_logs_become_what_a_file_says(shell: Shell, tmp_path: Path) -> None:
     assert "shop/applied: record_bytes_max is above batch_bytes_max" in shell.errors
     shell.run("log", "show", "never", code=3)
     again = ("log", "create", "shop/applied", "--label", "team=checkout", "--label", "area=shop")
-    assert shell.json(*again)["created"] is False, "labels have no order"
+    assert shell.json(*again)["created"] is False, "the order of labels does not matter"
 
 
 @pytest.mark.parametrize(
     "text",
     ["[nonsense]", "logs = 3", "[logs.a]\nretention = 3", "[logs.a]\ncopies = 'x'", "[logs.'A B']"],
 )
-def test_a_file_that_makes_no_sense_changes_nothing(
-    shell: Shell, tmp_path: Path, text: str
-) -> None:
+def test_invalid_apply_file_changes_nothing(shell: Shell, tmp_path: Path, text: str) -> None:
     spec = tmp_path / "logs.toml"
     spec.write_text(f"[logs.never-made]\n{text}" if text.startswith("[logs") else text)
     shell.run("apply", str(spec), code=2)
     shell.run("log", "show", "never-made", code=3)
 
 
-def test_a_bundle_tells_of_servers_and_logs_and_of_no_record(
+def test_bundle_has_facts_of_servers_and_logs(
     shell: Shell, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     append(server, "told-of", 3)
@@ -209,7 +209,7 @@ def test_a_bundle_tells_of_servers_and_logs_and_of_no_record(
     shell.run("context", "add", "here", "--server", f"log://{server}", "--metadata", metadata)
     bundle = ("debug", "bundle", "--file", path, "--log", "told-of")
     assert shell.run(*bundle) == f"{path}\n"
-    assert not shell.errors, "all of it could be had"
+    assert not shell.errors, "no part is missing"
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
     found = {name: json.loads(text) for name, text in unpacked(path).items()}
     assert found["rollbook/missing.json"] == []
@@ -218,14 +218,14 @@ def test_a_bundle_tells_of_servers_and_logs_and_of_no_record(
     assert stats["stats"]["rollbook_log_logs_owned"] >= 1
     cluster = found["rollbook/cluster.json"]
     assert (cluster["instance_id"], cluster["bookies"]) == (made["instance_id"], [])
-    assert cluster["health"]["health"] == "unavailable", "it has no bookies"
+    assert cluster["health"]["health"] == "unavailable", "the cluster has no bookies"
     assert cluster["health"]["bookies"] == "0 of 0 writable"
     (state,) = [each for each in found["rollbook/logs.json"] if each["log"]["name"] == "told-of"]
     assert [(each["name"], each["offset"]) for each in state["cursors"]] == [("billing", 2)]
     log = found["rollbook/log-default-told-of.json"]
     assert log["tail"]["tail"] == 3
     assert log["journal"]["events"]
-    shell.run("debug", "bundle", "--file", path, code=1)  # It is there.
+    shell.run("debug", "bundle", "--file", path, code=1)  # The file exists.
 
 
 def unpacked(path: str) -> dict[str, bytes]:
@@ -238,7 +238,7 @@ def unpacked(path: str) -> dict[str, bytes]:
     return found
 
 
-def test_a_bundle_has_metrics_and_says_what_it_has_not(
+def test_bundle_has_metrics_and_lists_missing_parts(
     shell: Shell, dev: RunningDev, tmp_path: Path
 ) -> None:
     (metadata,) = re.findall(r"^metadata +(\S+)$", dev.said, re.MULTILINE)
@@ -254,10 +254,10 @@ def test_a_bundle_has_metrics_and_says_what_it_has_not(
     assert cluster["without_pages"] == {"bookie-bk-1": "--http"}
 
 
-def test_a_bundle_is_of_the_cluster_that_is_meant(
+def test_bundle_uses_the_typed_context_or_server(
     shell: Shell, server: str, dev: RunningDev, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An exported URL came before a typed context, and servers of another cluster were shown its token."""
+    """A bundle of another cluster would show the token of the typed context to its servers."""
     (metadata,) = re.findall(r"^metadata +(\S+)$", dev.said, re.MULTILINE)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     monkeypatch.delenv("ROLLBOOK_SERVER")
@@ -295,15 +295,14 @@ def test_a_bundle_is_of_the_cluster_that_is_meant(
         shell.run("debug", "bundle", "--file", str(path), *both, code=2)
 
 
-def test_a_bundle_is_made_though_no_log_server_answers(
+def test_bundle_is_made_from_metadata_without_log_servers(
     shell: Shell, dev: RunningDev, tmp_path: Path
 ) -> None:
-    """Nothing at all was written then."""
     (metadata,) = re.findall(r"^metadata +(\S+)$", dev.said, re.MULTILINE)
     path = str(tmp_path / "bundle.tar.gz")
     bundle = ("debug", "bundle", "--file", path, "--server", "127.0.0.1:1", "--timeout", "0.5")
-    shell.run(*bundle, code=5)  # Nor is there anybody else to ask.
-    assert not Path(path).exists(), "half a bundle is none, and would be in the way of the next"
+    shell.run(*bundle, code=5)  # No metadata is named either.
+    assert not Path(path).exists(), "a partial bundle would block the next one"
     shell.run(*bundle, "--metadata", metadata)
     found = unpacked(path)
     assert json.loads(found["rollbook/cluster.json"])["bookies"][0]["id"] == "bk-1"
@@ -313,7 +312,7 @@ def test_a_bundle_is_made_though_no_log_server_answers(
 @pytest.mark.parametrize(
     "error", [Unauthorized("no token"), ConnectionLost("to it"), NoSuchNode("x")]
 )
-def test_a_bundle_is_made_though_log_servers_refuse(
+def test_bundle_is_made_from_metadata_if_log_servers_fail(
     shell: Shell,
     dev: RunningDev,
     tmp_path: Path,
@@ -327,21 +326,21 @@ def test_a_bundle_is_made_though_log_servers_refuse(
     (metadata,) = re.findall(r"^metadata +(\S+)$", dev.said, re.MULTILINE)
     path = str(tmp_path / "bundle.tar.gz")
     bundle = ("debug", "bundle", "--file", path)
-    shell.run(*bundle, code=cli.exit_code(error))  # Nobody else is named.
+    shell.run(*bundle, code=cli.exit_code(error))  # No metadata is named.
     shell.run(*bundle, "--metadata", metadata)
     found = unpacked(path)
     assert json.loads(found["rollbook/cluster.json"])["bookies"][0]["id"] == "bk-1"
     assert json.loads(found["rollbook/missing.json"])[0]["error"] == error.code.reason
 
 
-def test_no_secret_comes_into_a_bundle(
+def test_bundle_contains_no_secret(
     shell: Shell, server: str, dev: RunningDev, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (metadata,) = re.findall(r"^metadata +(\S+)$", dev.said, re.MULTILINE)
     token = tmp_path / "token"
     token.write_text("SECRET-token")
     monkeypatch.setenv("SOME_PASSWORD", "SECRET-of-the-environment")
-    monkeypatch.setattr(cluster_work, "COMMAND_TIMEOUT_S", 0.1)  # ZooKeeper is not there.
+    monkeypatch.setattr(cluster_work, "COMMAND_TIMEOUT_S", 0.1)  # There is no ZooKeeper.
     with connect(server) as client:
         log = client.open("secrets", create=True)
         log.append(b"SECRET-record", key=b"SECRET-key", headers={"h": b"SECRET-header"})
@@ -359,7 +358,7 @@ def test_no_secret_comes_into_a_bundle(
         path.unlink()
 
 
-def test_what_is_typed_wrong_is_no_bundle(shell: Shell, server: str, tmp_path: Path) -> None:
+def test_invalid_bundle_options_write_no_file(shell: Shell, server: str, tmp_path: Path) -> None:
     bundle = ("debug", "bundle", "--file", str(tmp_path / "bundle.tar.gz"))
     for url in ("nonsense://x", "memory:", "zk://h?colour=red"):
         shell.run(*bundle, "--metadata", url, code=2)
@@ -379,7 +378,7 @@ def test_names_are_completed(
     def complete(line: str, **more: str) -> list[str]:
         program = (
             "from rollbook.api.cli import name_completion\n"
-            "name_completion._PATIENCE_S = 30\n"  # For a machine with much to do.
+            "name_completion._PATIENCE_S = 30\n"  # For a busy machine.
             "from rollbook.api.cli.main import main\n"
             "main()"
         )
@@ -393,7 +392,7 @@ def test_names_are_completed(
         )
         return [line.partition(",")[2] for line in done.stdout.splitlines()]
 
-    assert "log" in complete("")  # No shell has nothing to ask about.
+    assert "log" in complete("")  # Shells themselves never send an empty line.
     assert complete("rollbook log show compl") == ["completed-1"]
     assert "shop/completed-2" in complete("rollbook explain shop/c")
     assert complete("rollbook log tru") == ["truncate"]

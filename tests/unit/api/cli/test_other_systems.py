@@ -1,4 +1,4 @@
-"""Servers without the calls that macOS lacks, clients and the shell without those that Windows lacks."""
+"""Servers without calls that macOS lacks; clients and commands without calls Windows lacks."""
 
 import subprocess
 import sys
@@ -28,7 +28,7 @@ def on_windows(*words: str, text: str = "") -> "subprocess.CompletedProcess[str]
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Of a cluster in one process of macOS."""
+    """The URL of a cluster in one process without calls that macOS lacks."""
     folder: Path = tmp_path_factory.mktemp("macos")
     with family() as children:
         child = children.start(
@@ -56,7 +56,7 @@ def test_a_client_on_windows_uses_a_server_on_macos(url: str) -> None:
     assert done.stdout == "[b'a record']\n"
 
 
-def test_the_shell_appends_and_reads_on_windows(url: str) -> None:
+def test_log_commands_append_and_read_on_windows(url: str) -> None:
     done = on_windows("log", "append", "lines", "--create", "--server", url, text="one\ntwo\n")
     assert done.returncode == 0, done.stderr
     done = on_windows("log", "read", "lines", "--server", url, "-o", "raw")
@@ -70,7 +70,7 @@ def test_the_shell_appends_and_reads_on_windows(url: str) -> None:
         ("ledger", "ls", "--metadata", "sqlite:///none.db"),
     ],
 )
-def test_what_needs_another_system_says_so_on_windows(words: tuple[str, ...]) -> None:
+def test_unsupported_commands_report_it_on_windows(words: tuple[str, ...]) -> None:
     done = on_windows(*words)
     assert done.returncode == 1
     assert "takes Linux or macOS" in done.stderr

@@ -1,4 +1,4 @@
-"""How facts look to people."""
+"""Formatting of facts as text."""
 
 import pytest
 
@@ -23,11 +23,11 @@ from rollbook.api.cli.payload_output import as_text
         (["a", "b"], "a, b"),
     ],
 )
-def test_values(value: object, text: str) -> None:
+def test_values_are_formatted_as_text(value: object, text: str) -> None:
     assert shown(value) == text
 
 
-def test_names_are_in_one_dress_and_times_are_times() -> None:
+def test_names_are_snake_case_and_times_are_formatted() -> None:
     facts = {
         "readOnly": False,
         "isMajorGcSuspended": True,
@@ -87,16 +87,16 @@ def test_sizes_and_durations_have_units(name: str, value: object, text: str) -> 
         (b"hex:00", "hex:6865783a3030"),
     ],
 )
-def test_bytes_that_are_no_text_are_marked(value: bytes, text: str) -> None:
+def test_bytes_that_are_not_text_are_shown_as_hex(value: bytes, text: str) -> None:
     assert as_text(value) == text
 
 
-def test_columns_are_as_wide_as_they_must_be() -> None:
+def test_columns_fit_their_widest_cell() -> None:
     rows: list[dict[str, object]] = [{"id": 7, "path": "/a"}, {"id": 12_345, "path": None}]
     assert as_table(("id", "path"), rows).splitlines() == ["ID     PATH", "7      /a", "12345  -"]
 
 
-def test_names_and_values_command_no_terminal() -> None:
+def test_control_characters_are_escaped() -> None:
     facts = {"labels": {"a\x1b[1m": "b\x07"}, "list": ["\x1b]0;x", {"\x1b": "\n"}]}
     said = as_lines(facts) + as_table(["name"], [{"name": "\x1b[2J"}])
     assert all(each.isprintable() or each == "\n" for each in said)

@@ -1,4 +1,4 @@
-"""What all servers have in common, in a process of its own: it runs out of files."""
+"""`until_stopped` in a process that runs out of file descriptors."""
 
 import subprocess
 import sys
@@ -37,7 +37,7 @@ asyncio.run(until_stopped(serve()))
 """
 
 
-def test_server_out_of_files_logs_it_once_and_goes_on_when_some_are_free() -> None:
+def test_server_out_of_files_logs_once_and_recovers() -> None:
     done = subprocess.run(
         [sys.executable, "-c", CODE],
         check=False,

@@ -1,4 +1,4 @@
-"""A server starts before its cluster is there, and reports to a service manager (SU1, SU2)."""
+"""A server may start before its cluster exists, and notifies a service manager (SU1, SU2)."""
 
 import os
 import re
@@ -29,7 +29,7 @@ ROLLBOOK = "rollbook.api.cli.main"
 
 
 class Manager:
-    """What systemd is to a server that it starts with `Type=notify`."""
+    """Receives notifications as systemd does from a server with `Type=notify`."""
 
     def __init__(self, path: Path) -> None:
         self.path = str(path)
@@ -74,7 +74,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_startup, "_PAUSES_S", (0.001, 0.001))
 
 
-async def test_it_waits_while_store_or_cluster_is_missing() -> None:
+async def test_retry_waits_while_store_or_cluster_is_missing() -> None:
     """SU1."""
     attempts = Attempts(
         MetadataUnavailable(),
@@ -86,7 +86,7 @@ async def test_it_waits_while_store_or_cluster_is_missing() -> None:
     assert attempts.made == 5
 
 
-async def test_it_gives_up_with_the_last_reason() -> None:
+async def test_retry_raises_the_last_error_after_its_time_limit() -> None:
     """SU1."""
     attempts = Attempts(NoSuchCluster(), *[MetadataUnavailable() for _ in range(100_000)])
     with pytest.raises(MetadataUnavailable):
@@ -107,7 +107,7 @@ async def test_any_other_error_is_raised_at_once() -> None:
 
 
 def test_servers_start_before_their_cluster(tmp_path: Path, managers: Managers) -> None:
-    """SU1, SU2: and a manager hears when they serve and when they stop."""
+    """SU1, SU2: a service manager is notified when they are ready and when they stop."""
     url = f"sqlite://{tmp_path}/metadata.db"
     names = ("bookie", "log", "recovery")
     heard = {name: managers(name) for name in names}
@@ -153,7 +153,9 @@ def test_servers_start_before_their_cluster(tmp_path: Path, managers: Managers) 
             assert servers[name].wait(PATIENCE_S) == 0
 
 
-def test_a_server_without_its_cluster_stops_when_told(tmp_path: Path, managers: Managers) -> None:
+def test_server_waiting_for_its_cluster_stops_on_sigterm(
+    tmp_path: Path, managers: Managers
+) -> None:
     """SU1."""
     with processes.family() as children:
         manager = managers("manager")
@@ -173,8 +175,8 @@ def test_a_server_without_its_cluster_stops_when_told(tmp_path: Path, managers: 
         assert server.wait(PATIENCE_S) == 0
 
 
-def test_it_says_what_was_missing_when_it_gives_up(tmp_path: Path) -> None:
-    """SU1: by its own exit code."""
+def test_server_without_a_cluster_exits_with_the_reason(tmp_path: Path) -> None:
+    """SU1."""
     command = (sys.executable, "-m", ROLLBOOK, "server", "log", "--startup-s", "0")
     done = subprocess.run(
         [*command, "--metadata", f"sqlite://{tmp_path}/none.db"],

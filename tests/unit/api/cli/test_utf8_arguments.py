@@ -27,13 +27,12 @@ _STEP = "give it as UTF-8; only parts of records may have other bytes: values, k
     ],
 )
 def test_an_argument_that_is_not_utf8_is_refused(words: tuple[str, ...], name: str) -> None:
-    """Some ended with a traceback, others with the words of Python's codec."""
     with pytest.raises(InvalidRequest) as refused:
         require_utf8(cli.rollbook, words)
     assert str(refused.value) == f"{name} is not UTF-8: byte 1 of it is 0xff · {_STEP}"
 
 
-def test_the_byte_is_named_that_is_not_utf8() -> None:
+def test_error_names_the_first_byte_that_is_not_utf8() -> None:
     with pytest.raises(InvalidRequest, match="byte 4 of it is 0xfe"):
         require_utf8(cli.rollbook, ("log", "show", "éa\udcfe\udcff"))
 
@@ -44,7 +43,7 @@ def test_the_byte_is_named_that_is_not_utf8() -> None:
         ("log", "show", "é"),
         ("log", "append", "x", "\udcff", "--key", "\udcff", "--header", "a=\udcff"),
         ("log", "read", "x", "-f", "%v\udcff"),
-        ("log", "append", "x", "--none", "\udcff"),  # Others report what cannot be parsed.
+        ("log", "append", "x", "--none", "\udcff"),  # click reports what cannot be parsed.
         ("\udcff",),
         ("--none\udcff",),
     ],
@@ -53,7 +52,7 @@ def test_parts_of_records_may_have_other_bytes(words: tuple[str, ...]) -> None:
     require_utf8(cli.rollbook, words)
 
 
-def test_a_user_is_answered(shell: Shell) -> None:
+def test_append_takes_non_utf8_values_but_not_options(shell: Shell) -> None:
     shell.run("log", "append", "bytes", "v", "--create", "--producer", "p\udcff", code=2)
     assert shell.errors == (
         "error: --producer is not UTF-8: byte 2 of it is 0xff [INVALID]\n"

@@ -26,7 +26,7 @@ def run(*words: str) -> Result:
 
 @dataclass(frozen=True)
 class Access:
-    """A file with a principal that has a token, and one that has a certificate."""
+    """An access file with two principals: one has a token, the other a certificate."""
 
     path: str
     token: str
@@ -45,11 +45,11 @@ def access(tmp_path: Path) -> Access:
     return Access(path, added.stdout.strip())
 
 
-def test_file_of_access_keeps_only_the_digest_of_a_token(access: Access) -> None:
+def test_access_file_does_not_contain_the_token(access: Access) -> None:
     assert access.token not in Path(access.path).read_text()
 
 
-def test_file_of_access_is_readable_by_its_owner_alone(access: Access) -> None:
+def test_access_file_is_readable_by_its_owner_only(access: Access) -> None:
     assert stat.S_IMODE(os.stat(access.path).st_mode) == 0o600
 
 
@@ -89,21 +89,21 @@ def test_principals_are_listed_by_name_or_with_all_columns(access: Access) -> No
     assert "streams=7" in wide[1]
 
 
-def test_names_of_certificates_are_of_any_alphabet(tmp_path: Path) -> None:
+def test_certificate_name_may_contain_any_unicode(tmp_path: Path) -> None:
     path, name = str(tmp_path / "access.toml"), "b\u00fcro-\U0001f9fe.example"
     added = run("access", "add", "a", "--file", path, "--certificate", name, "--monitor")
     assert added.exit_code == 0, added.output
     assert Authenticator(None, path).admit("", [name]).principal.name == "a"
 
 
-def test_who_operates_is_added_and_shown(tmp_path: Path) -> None:
+def test_principal_with_operate_right_is_listed(tmp_path: Path) -> None:
     path = str(tmp_path / "access.toml")
     assert run("access", "add", "anna", "--file", path, "--operate").exit_code == 0
     (row,) = json.loads(run("access", "ls", "--file", path, "-o", "json").stdout)
     assert (row["operate"], row["monitor"], row["admin"]) == (True, False, [])
 
 
-def test_what_would_do_nothing_is_refused(tmp_path: Path) -> None:
+def test_add_with_ineffective_options_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "access.toml"
     for words in (
         [],
@@ -115,20 +115,20 @@ def test_what_would_do_nothing_is_refused(tmp_path: Path) -> None:
         assert not path.exists()
 
 
-def test_the_token_is_the_first_line_of_its_file(tmp_path: Path) -> None:
+def test_token_is_the_first_line_of_its_file(tmp_path: Path) -> None:
     path = tmp_path / "a.token"
     path.write_text("the-token-of-the-server\nand what it is for\n")
     assert LogAccess("a:1", str(path), None, None, None, 1).token() == "the-token-of-the-server"
 
 
-def test_waiting_for_a_server_to_be_empty_can_fail(capsys: pytest.CaptureFixture[str]) -> None:
+def test_drain_wait_timeout_names_remaining_logs(capsys: pytest.CaptureFixture[str]) -> None:
     class Client:
         async def drain(self, server: str, *, resume: bool = False) -> int:
             return 3
 
     class Access(LogAccess):
         def run(self, work: Callable[[Any], Awaitable[Any]], log: str = "") -> Any:
-            return asyncio.run(work(Client()))  # type: ignore[arg-type]  # A coroutine it is.
+            return asyncio.run(work(Client()))  # type: ignore[arg-type]  # It is a coroutine.
 
     access = Access("a:1", None, None, None, None, 0.01)
     drain_server(access, "log-2", resume=False, wait=False, output="raw")
@@ -139,7 +139,7 @@ def test_waiting_for_a_server_to_be_empty_can_fail(capsys: pytest.CaptureFixture
     assert capsys.readouterr().out == "3\n3\n"
 
 
-def test_what_cannot_be_added_leaves_the_file(tmp_path: Path) -> None:
+def test_refused_add_leaves_access_file_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "access.toml"
     assert run("access", "add", "a", "--file", str(path), "--read", "*").exit_code == 0
     before = path.read_text()
@@ -151,7 +151,7 @@ def test_what_cannot_be_added_leaves_the_file(tmp_path: Path) -> None:
     assert isinstance(run("access", "ls", "--file", str(path)).exception, BadConfig)
 
 
-def test_a_token_for_the_file(tmp_path: Path) -> None:
+def test_generated_token_line_admits_its_principal(tmp_path: Path) -> None:
     made = run("access", "token")
     token, line = made.stdout.strip(), made.stderr.strip()
     path = tmp_path / "access.toml"
@@ -159,8 +159,8 @@ def test_a_token_for_the_file(tmp_path: Path) -> None:
     assert Authenticator(None, str(path)).admit(f"Bearer {token}").principal.name == "a"
 
 
-def test_a_principal_gets_a_further_token_and_loses_the_old_one(tmp_path: Path) -> None:
-    """Nothing else in the file changes, comments neither."""
+def test_rotate_adds_a_token_and_drop_old_removes_the_first(tmp_path: Path) -> None:
+    """All other lines of the file, comments included, are unchanged."""
     path = tmp_path / "access.toml"
     for name in ("a", "b", "c"):
         assert run("access", "add", name, "--file", str(path), "--read", f"{name}/*").exit_code == 0
@@ -185,7 +185,7 @@ def test_a_principal_gets_a_further_token_and_loses_the_old_one(tmp_path: Path) 
     assert "has only one token" in str(again.exception)
 
 
-def test_principals_are_removed_and_nothing_else(tmp_path: Path) -> None:
+def test_rm_removes_only_the_named_principals(tmp_path: Path) -> None:
     path = tmp_path / "access.toml"
     for name in ("a", "b", "c.d"):
         assert run("access", "add", name, "--file", str(path), "--read", "x/*").exit_code == 0
@@ -224,8 +224,8 @@ def test_comments_of_other_principals_stay_when_one_is_removed(tmp_path: Path) -
     assert path.read_text() == "# Written by hand.\n\n# --- Machines ---\n\n# end\n"
 
 
-def test_comment_above_the_first_principal_is_removed_with_it(tmp_path: Path) -> None:
-    """Also if it opens the file: only an empty line separates a comment from its section."""
+def test_first_principal_is_removed_with_its_comment(tmp_path: Path) -> None:
+    """The comment is at the start of the file: only an empty line ends a comment's section."""
     path = tmp_path / "access.toml"
     shop = "# The shop.\n  # In town.\n[principals.shop]\ncertificates = ['shop']\nread = ['*']\n\n"
     till = "# The till.\n[principals.till]\ncertificates = ['till']\nread = ['*']\n\n# end\n"
@@ -235,8 +235,8 @@ def test_comment_above_the_first_principal_is_removed_with_it(tmp_path: Path) ->
     assert path.read_text() == till
 
 
-def test_a_principal_of_several_sections_is_left_to_a_person(tmp_path: Path) -> None:
-    """Else its tokens would stay, or a token would be named that nobody was given."""
+def test_principal_in_several_sections_is_not_edited(tmp_path: Path) -> None:
+    """An edit of one section would keep removed tokens or add one that was never printed."""
     path = tmp_path / "access.toml"
     text = (
         "[principals.parts]\nread = ['*']\n"
@@ -250,7 +250,7 @@ def test_a_principal_of_several_sections_is_left_to_a_person(tmp_path: Path) -> 
         assert (path.read_text(), refused.stdout) == (text, "")
 
 
-def test_tokens_that_are_rotated_at_once_are_all_there(tmp_path: Path) -> None:
+def test_concurrent_rotations_keep_every_token(tmp_path: Path) -> None:
     path = tmp_path / "access.toml"
     assert run("access", "add", "boss", "--file", str(path), "--admin", "*").exit_code == 0
     with ThreadPoolExecutor(6) as pool:

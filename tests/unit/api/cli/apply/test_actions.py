@@ -1,4 +1,4 @@
-"""What a file says of logs, before any log is touched."""
+"""Parsing and validation of `rollbook apply` files, before any log is changed."""
 
 from dataclasses import fields
 from pathlib import Path
@@ -37,7 +37,7 @@ EVERYTHING = {
 }
 
 
-def test_a_file_can_say_whatever_a_log_can_be() -> None:
+def test_apply_file_can_set_every_log_setting() -> None:
     assert set(EVERYTHING) == SETTINGS
     said = fields_of(EVERYTHING)
     assert set(said) == {each.name for each in fields(LogConfig)}
@@ -67,7 +67,7 @@ def test_the_help_names_every_setting() -> None:
     assert {word.rstrip(",") for word in told} >= SETTINGS
 
 
-def test_what_was_set_can_be_given_up() -> None:
+def test_none_and_empty_values_reset_settings() -> None:
     given_up = {"retention_age": "none", "retention_bytes": "none", "labels": {}}
     assert fields_of({**given_up, "exclusive": False, "description": ""}) == {
         "retention_age_s": None,
@@ -78,7 +78,7 @@ def test_what_was_set_can_be_given_up() -> None:
     }
 
 
-def test_what_is_not_said_of_copies_follows() -> None:
+def test_missing_quorum_sizes_follow_from_copies_or_acks() -> None:
     assert fields_of({"copies": 5}) == {"quorum": Quorum(5, 5, 3)}
     assert fields_of({"acks": 2}) == {"quorum": Quorum(3, 3, 2)}
 
@@ -117,7 +117,7 @@ def test_what_is_not_said_of_copies_follows() -> None:
         ("no toml", "is not TOML", "rollbook apply --help"),
     ],
 )
-def test_nonsense_is_told_with_what_to_do(
+def test_invalid_apply_file_is_refused_with_advice(
     tmp_path: Path, text: str, what: str, advice: str
 ) -> None:
     path = tmp_path / "logs.toml"
@@ -136,7 +136,7 @@ def test_missing_spec_file_is_an_error(tmp_path: Path) -> None:
     assert caught.value.next_step == "name a file that is there and that you may read"
 
 
-def test_a_file_without_logs_says_nothing(tmp_path: Path) -> None:
+def test_apply_file_without_settings_is_read_as_empty(tmp_path: Path) -> None:
     (tmp_path / "empty.toml").write_text("")
     assert read_spec(str(tmp_path / "empty.toml")) == {}
     (tmp_path / "one.toml").write_text("[logs.a]")
@@ -154,7 +154,7 @@ def test_a_file_without_logs_says_nothing(tmp_path: Path) -> None:
         ({"ensemble": 6, "copies": 2, "acks": 1}, (6, 2, 1)),
     ],
 )
-def test_what_is_not_said_of_copies_follows_from_what_is(
+def test_missing_quorum_sizes_follow_from_given_ones(
     said: dict[str, int], quorum: tuple[int, int, int]
 ) -> None:
     assert fields_of(said)["quorum"] == Quorum(*quorum)

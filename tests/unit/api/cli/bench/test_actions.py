@@ -1,4 +1,4 @@
-"""`rollbook bench`: what it measures, that it counts what it should, and what it leaves behind: nothing."""
+"""`rollbook bench`: its latencies and counts are correct, and it deletes its logs."""
 
 import asyncio
 import os
@@ -36,7 +36,7 @@ def test_latencies_are_exact_to_a_hundredth(value_ns: int) -> None:
 
 
 class SlowWriter:
-    """Has no room for a while, as if its server had stopped; then each record is acked at once."""
+    """Blocks its first send for a while, as a stopped server does, then acks records at once."""
 
     def __init__(self, stops_for_s: float, offsets: list[int]) -> None:
         self._stops_for_s = stops_for_s
@@ -56,8 +56,8 @@ class SlowWriter:
     async def flush(self) -> None: ...
 
 
-async def test_what_waits_behind_a_stop_counts_from_when_it_was_due() -> None:
-    """A server that stands still for a while cannot hide it by being asked less."""
+async def test_latency_is_measured_from_the_due_time() -> None:
+    """Otherwise a stalled server would look fast, because it is sent fewer records."""
     latencies = new_latencies()
     writer: Any = SlowWriter(0.2, list(range(21)))
     clock, pace = (
@@ -65,14 +65,14 @@ async def test_what_waits_behind_a_stop_counts_from_when_it_was_due() -> None:
         SendSchedule(time.perf_counter_ns(), 10 * MS),
     )
     assert await at_pace(writer, lambda _: b"", clock, pace) == 21
-    await asyncio.sleep(0)  # The last one's callback.
+    await asyncio.sleep(0)  # Let the last record's callback run.
     median = latencies.quantile(0.5)
     assert latencies.count == 21
     assert median is not None
     assert median >= 0.09
 
 
-async def test_what_is_due_after_the_end_is_not_waited_for() -> None:
+async def test_sends_due_after_the_end_are_not_awaited() -> None:
     writer: Any = SlowWriter(0.0, [0])
     an_hour = 3_600_000 * MS
     clock, pace = (
@@ -82,7 +82,7 @@ async def test_what_is_due_after_the_end_is_not_waited_for() -> None:
     assert await at_pace(writer, lambda _: b"", clock, pace) == 1
 
 
-async def test_a_flood_looks_at_every_place() -> None:
+async def test_flood_checks_that_offsets_are_consecutive() -> None:
     clock = Stopwatch(new_latencies(), 6, PATIENCE_S)
     writer: Any = SlowWriter(0.0, [7, 8, 9, 10, 11, 12])
     assert await flood(writer, [b""] * 3, clock, first=7) == 6
@@ -120,7 +120,7 @@ def assert_ordered(found: dict[str, Any]) -> None:
         (1000, {"p50_ms", "p99_ms", "p999_ms", "max_ms"}),
     ],
 )
-def test_a_percentile_is_told_of_as_many_as_have_one(timed: int, told: set[str]) -> None:
+def test_percentile_is_reported_only_with_enough_samples(timed: int, told: set[str]) -> None:
     latencies = new_latencies()
     for number in range(timed):
         latencies.observe((number + 1) * 1_000_000)
@@ -130,8 +130,8 @@ def test_a_percentile_is_told_of_as_many_as_have_one(timed: int, told: set[str])
     assert list(found) == ["p50_ms", "p99_ms", "p999_ms", "max_ms"]
 
 
-def test_of_few_records_enough_are_timed(shell: Shell) -> None:
-    """Each hundredth of them, and of what they leave over."""
+def test_short_append_bench_times_enough_records_for_p99(shell: Shell) -> None:
+    """If there are few records, bursts are smaller; one record of each burst is timed."""
     found = shell.json("bench", "append", "--records", 1_000, "--seconds", 60)
     assert (found["records"], found["timed"]) == (1_000, 100)
     assert found["p99_ms"] <= found["max_ms"]
@@ -150,13 +150,13 @@ def test_appends_are_counted_and_their_logs_deleted(shell: Shell) -> None:
     assert benchmarks_logs(shell) == []
 
 
-def test_kept_records_are_there(shell: Shell) -> None:
+def test_bench_with_keep_keeps_its_log_and_records(shell: Shell) -> None:
     sizes = ("--records", 30, "--in-flight", 1, "--seconds", 60)
     found = shell.json("bench", "append", *sizes, "--keep")
     (log,) = found["logs"]
     assert benchmarks_logs(shell) == [log]
     assert found["records"] == 30
-    # Those that warmed it up are there, too.
+    # The log also holds the warm-up records.
     assert int(shell.run("log", "show", log, "-o", "raw")) >= 2 * 30
     shell.run("log", "rm", log, "--yes")
 
@@ -169,7 +169,7 @@ def test_every_record_is_read_by_every_reader(shell: Shell, how: str) -> None:
     assert benchmarks_logs(shell) == []
 
 
-def test_what_is_followed_is_timed_from_end_to_end(shell: Shell) -> None:
+def test_bench_tail_times_records_end_to_end(shell: Shell) -> None:
     found = shell.json("bench", "tail", "--rate", 200, *QUICK)
     assert 0 < found["timed"] <= found["records"] <= 50
     assert_ordered(found)
@@ -182,7 +182,7 @@ def test_bench_without_a_server_names_rollbook_dev(shell: Shell) -> None:
     assert "not deleted" not in shell.errors
 
 
-def test_without_a_server_it_has_its_own(
+def test_bench_without_a_configured_server_starts_a_cluster(
     shell: Shell, server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("ROLLBOOK_SERVER")
@@ -199,7 +199,7 @@ def test_without_a_server_it_has_its_own(
     assert not os.path.exists(folders[0])
 
 
-def test_stopped_it_deletes_its_logs(shell: Shell) -> None:
+def test_terminated_bench_deletes_its_logs(shell: Shell) -> None:
     command = (sys.executable, "-m", "rollbook.api.cli.main", "bench", "tail", "--seconds", "600")
     with subprocess.Popen(command) as running:
         deadline = time.monotonic() + PATIENCE_S
@@ -211,14 +211,14 @@ def test_stopped_it_deletes_its_logs(shell: Shell) -> None:
     assert benchmarks_logs(shell) == []
 
 
-def test_wrong_usage_is_told(shell: Shell) -> None:
+def test_invalid_bench_options_are_refused(shell: Shell) -> None:
     shell.run("bench", "tail", "--size", 7, code=2)
     shell.run("bench", "append", "--rate", 0, code=2)
     shell.run("bench", "read", "--seconds", 1, code=2)
 
 
 class SlowClient:
-    """Makes a log on request, also if the caller does not wait for it; keeps what was not deleted."""
+    """Creates a log even after its caller was cancelled; `logs` are those not yet deleted."""
 
     def __init__(self) -> None:
         self.logs: list[str] = []
@@ -237,12 +237,12 @@ class SlowClient:
         self.logs.remove(name)
 
 
-async def test_a_log_that_is_being_made_when_it_is_stopped_is_deleted() -> None:
+async def test_log_created_after_cancellation_is_deleted() -> None:
     client: Any = SlowClient()
 
     async def bench() -> None:
         async with bench_work.new_logs(client, 3, keep=False):
-            raise AssertionError("it was stopped before")
+            raise AssertionError("the bench is cancelled before this point")
 
     running = asyncio.create_task(bench())
     await client.is_asked.wait()

@@ -1,4 +1,4 @@
-"""A bookie is drained and taken out of a running cluster by commands alone (BL16, BL25, BL26)."""
+"""Commands alone drain a bookie and remove it from a running cluster (BL16, BL25, BL26)."""
 
 import asyncio
 import json

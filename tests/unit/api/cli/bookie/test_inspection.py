@@ -1,4 +1,4 @@
-"""`rollbook bookie` looks at files and asks a running bookie: what it shows, and how it ends."""
+"""Output and errors of `rollbook bookie` on a stopped bookie's files and a running bookie."""
 
 import asyncio
 import hashlib
@@ -47,7 +47,7 @@ from tests.unit.bookie.test_storage import KEY, add
 
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
-    """A server in this process must not write among what a command in this process shows."""
+    """Keeps the logs of a server in this process out of a command's captured output."""
     before = structlog.get_config()
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(io.StringIO()))
     yield
@@ -60,7 +60,7 @@ TOKEN = "0123456789abcdef-canary"
 
 
 def run(*arguments: str, **environ: str) -> Result:
-    """One command in this process; what it raises is in `exception`."""
+    """Run one command in this process; `exception` of the result is what the command raised."""
     group = click.Group("bookie", commands=commands)
     clean = {name: None for name in os.environ if name.startswith("ROLLBOOK_")}
     return CliRunner().invoke(group, arguments, env={**clean, **environ}, standalone_mode=False)
@@ -100,7 +100,7 @@ def config_of(folder: Path) -> StorageConfig:
 
 
 async def _make_store(folder: Path) -> None:
-    """Ledgers 1 to 3 of 30 entries, over journals and logs; 2 is fenced, 3 deleted."""
+    """Make ledgers 1 to 3 of 30 entries each, in journals and entry logs; fence 2, delete 3."""
     disk, chance = SystemDisk(), random.Random(3)
     await Storage.make(disk, config_of(folder), chance)
     storage = await Storage.open(disk, config_of(folder), SystemClock(), chance)
@@ -142,7 +142,7 @@ def fingerprint(folder: Path) -> dict[str, tuple[str, int]]:
 
 @pytest.fixture
 def unchanged(folder: Path) -> Iterator[None]:
-    """B10: looking at a store changes no byte of it."""
+    """B10: inspection changes no byte of a store."""
     before = fingerprint(folder)
     yield
     assert fingerprint(folder) == before
@@ -160,7 +160,7 @@ def test_info_counts_ledgers_doubts_and_entry_logs(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("unchanged")
-def test_mark_is_the_one_of_info(folder: Path) -> None:
+def test_mark_equals_the_mark_in_info(folder: Path) -> None:
     mark, info = shown("mark", *files(folder)), shown("info", *files(folder))
     assert mark == {name: info[name] for name in mark}
 
@@ -191,7 +191,7 @@ def test_ledgers_are_listed_with_their_entries_and_states(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("unchanged")
-def test_list_of_ledgers_begins_after_one_and_ends_at_the_limit(folder: Path) -> None:
+def test_ledger_list_honors_after_and_limit(folder: Path) -> None:
     ledgers = shown("ledgers", *files(folder))
     assert shown("ledgers", "--after", "1", "--limit", "1", *files(folder)) == ledgers[1:2]
 
@@ -236,7 +236,7 @@ def test_records_and_extents_are_listed(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("command", "name"), [("ledgers", "ledger_id"), ("journal", "journal"), ("entrylog", "log")]
 )
-def test_lists_are_bare_or_wide(folder: Path, command: str, name: str) -> None:
+def test_lists_have_name_and_wide_outputs(folder: Path, command: str, name: str) -> None:
     rows = shown(command, *files(folder))
     names = run(command, "-o", "name", *files(folder)).stdout.splitlines()
     assert names == [str(each[name]) for each in rows]
@@ -244,7 +244,7 @@ def test_lists_are_bare_or_wide(folder: Path, command: str, name: str) -> None:
     assert set(rows[0]) <= set(wide.splitlines()[0].lower().split())
 
 
-def test_every_output_holds_the_same(folder: Path) -> None:
+def test_ndjson_output_equals_json_output(folder: Path) -> None:
     for command in (["ledgers"], ["journal"], ["entrylog"], ["ledger", "1"], ["mark"], ["info"]):
         table = run(*command, *files(folder)).stdout
         lines = run(*command, "-o", "ndjson", *files(folder)).stdout.splitlines()
@@ -265,9 +265,7 @@ def test_directories_may_come_from_the_environment(folder: Path) -> None:
     assert shown("mark", **environ) == shown("mark", *files(folder))
 
 
-async def test_the_configuration_of_the_bookie_says_where_it_is(
-    folder: Path, http: str, tmp_path: Path
-) -> None:
+async def test_config_file_locates_the_bookie(folder: Path, http: str, tmp_path: Path) -> None:
     stopped, running, of_java = (tmp_path / name for name in ("a.toml", "b.toml", "bk.conf"))
     dirs = f'journal_dir = "{folder}/journal"\nledger_dirs = ["{folder}/a", "{folder}/b"]\n'
     stopped.write_text(f"[storage]\n{dirs}")
@@ -287,7 +285,7 @@ async def test_the_configuration_of_the_bookie_says_where_it_is(
     assert isinstance(missing.exception, errors.BadConfig)
 
 
-def test_what_cannot_be_shown_is_an_error(folder: Path, tmp_path: Path) -> None:
+def test_unknown_ids_and_wrong_directories_are_errors(folder: Path, tmp_path: Path) -> None:
     cases: list[tuple[list[str], type[errors.RollbookError], str]] = [
         (["ledger", "9"], errors.NoSuchLedger, "ledgers"),
         (["journal", "99"], errors.Missing, "journal"),
@@ -298,7 +296,7 @@ def test_what_cannot_be_shown_is_an_error(folder: Path, tmp_path: Path) -> None:
         error = run(*command, *files(folder)).exception
         assert isinstance(error, kind), command
         assert error.next_step.startswith(f"rollbook bookie {lists} --"), command
-        listed = run(*shlex.split(error.next_step)[2:])  # The advice works.
+        listed = run(*shlex.split(error.next_step)[2:])  # The suggested command works.
         assert listed.exception is None, command
         assert listed.stdout, command
     nowhere = files(tmp_path / "nowhere")
@@ -308,7 +306,7 @@ def test_what_cannot_be_shown_is_an_error(folder: Path, tmp_path: Path) -> None:
             assert isinstance(run(name, *places).exception, errors.BadConfig), (name, places)
 
 
-def test_a_running_bookie_is_looked_at_and_not_verified(folder: Path) -> None:
+def test_running_bookie_can_be_inspected_but_not_verified(folder: Path) -> None:
     async def story() -> None:
         disk = SystemDisk()
         storage = await Storage.open(disk, config_of(folder), SystemClock(), random.Random(1))
@@ -338,16 +336,16 @@ def damage(path: Path, position: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_any_damaged_byte_of_an_entry_log_is_found(folder: Path, seed: int) -> None:
+def test_verify_finds_a_damaged_byte_in_an_entry_log(folder: Path, seed: int) -> None:
     chance = random.Random(seed)
     logs = [Path(each["path"]) for each in shown("entrylog", *files(folder))]
     path = chance.choice(logs)
     record = chance.choice(shown("entrylog", str(int(path.stem)), "--records", *files(folder)))
     size = path.stat().st_size
     position = [
-        record["position"] + chance.randrange(44),  # Its head,
-        record["position"] + 44 + chance.randrange(max(1, record["body_bytes"])),  # its body,
-        size - 1 - chance.randrange(400),  # the tables of the footer.
+        record["position"] + chance.randrange(44),  # In the record's head.
+        record["position"] + 44 + chance.randrange(max(1, record["body_bytes"])),  # In its body.
+        size - 1 - chance.randrange(400),  # In the footer's tables.
     ][seed % 3]
     damage(path, position)
     found = run("verify", "-o", "json", *files(folder))
@@ -356,7 +354,7 @@ def test_any_damaged_byte_of_an_entry_log_is_found(folder: Path, seed: int) -> N
     assert str(path) in {each["file"] for each in findings}
 
 
-def test_damage_in_the_journal_is_told_with_its_ledgers(folder: Path) -> None:
+def test_verify_reports_journal_damage_with_its_ledgers(folder: Path) -> None:
     for each in reversed(shown("journal", *files(folder))):
         records = shown("journal", str(each["journal"]), *files(folder))
         if any(record["kind"] == "frames" for record in records):
@@ -379,10 +377,10 @@ def findings_in(folder: Path) -> list[dict[str, Any]]:
     return told
 
 
-def test_damage_that_a_twin_makes_up_for_is_told(folder: Path) -> None:
-    """Nothing is lost, yet the next damage there would not be harmless."""
+def test_verify_reports_damage_to_one_of_two_copies(folder: Path) -> None:
+    """No data is lost yet, but damage to the other copy would lose some."""
     log = Path(shown("entrylog", *files(folder))[0]["path"])
-    damage(log, 600)  # The second of its headers.
+    damage(log, 600)  # In the second copy of the header.
     (catalog,) = (folder / "a").glob("catalog-*.a")
     damage(catalog, 1_100)  # In the first record of one copy.
     told = {each["file"]: each for each in findings_in(folder)}
@@ -393,9 +391,7 @@ def test_damage_that_a_twin_makes_up_for_is_told(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["info", "ledgers", "mark", "verify", "entrylog"])
-def test_a_store_without_a_sound_catalog_is_damaged_and_not_absent(
-    folder: Path, command: str
-) -> None:
+def test_store_with_both_catalog_copies_damaged_is_data_loss(folder: Path, command: str) -> None:
     for path in [*(folder / "a").glob("catalog-*"), *(folder / "b").glob("catalog-*")]:
         path.write_bytes(bytes(path.stat().st_size))
     refused = run(command, *files(folder)).exception
@@ -403,8 +399,8 @@ def test_a_store_without_a_sound_catalog_is_damaged_and_not_absent(
     assert "both of its copies are damaged" in str(refused)
 
 
-def test_an_index_that_leads_astray_is_told(folder: Path) -> None:
-    """Sound by its checksums, and wrong."""
+def test_verify_reports_index_with_wrong_positions(folder: Path) -> None:
+    """The checksums of the index are valid."""
     log = shown("entrylog", *files(folder))[0]
     contents = Path(log["path"]).read_bytes()
     header = unpack_file_header(contents)
@@ -416,7 +412,7 @@ def test_an_index_that_leads_astray_is_told(folder: Path) -> None:
     for ledger_id in tables.ledger_ids:
         (row,) = tables.pages_of(ledger_id)
         columns = unpack_page(contents[row.position : row.position + row.size], row)
-        if ledger_id == 2:  # Its entries change places.
+        if ledger_id == 2:  # Reverse the positions of its entries.
             columns = columns._replace(positions=columns.positions[::-1])
         footer += builder.add_ledger(ledger_id, columns, NO_ENTRY, sum(columns.lengths))
     footer.append(builder.finish(tables.records))
@@ -434,7 +430,7 @@ class _NoCheckpoints(Storage):
 
 
 async def _make_backlog(folder: Path) -> None:
-    """Several filled journal files, and no checkpoint of any."""
+    """Fill several journal files without any checkpoint."""
     disk, chance = SystemDisk(), random.Random(3)
     await Storage.make(disk, config_of(folder), chance)
     storage = await _NoCheckpoints.open(disk, config_of(folder), SystemClock(), chance)
@@ -447,8 +443,8 @@ async def _make_backlog(folder: Path) -> None:
     disk.close()
 
 
-def test_a_file_that_has_successors_cannot_be_torn(tmp_path: Path) -> None:
-    """What looks like a torn tail was durable before the next file got a record."""
+def test_torn_tail_is_damage_unless_in_the_last_journal_file(tmp_path: Path) -> None:
+    """An earlier file's tail was durable before the next file got a record."""
     asyncio.run(_make_backlog(tmp_path))
     journals = shown("journal", *files(tmp_path))
     assert [each["use"] for each in journals] == ["needed"] * (len(journals) - 1) + ["spare"]
@@ -463,7 +459,7 @@ def test_a_file_that_has_successors_cannot_be_torn(tmp_path: Path) -> None:
         assert (each["path"] in {finding["file"] for finding in told}) == is_told, told
 
 
-def test_missing_and_shortened_files_are_told(folder: Path) -> None:
+def test_verify_reports_missing_and_truncated_files(folder: Path) -> None:
     log, other = [Path(each["path"]) for each in shown("entrylog", *files(folder))][:2]
     log.unlink()
     with other.open("r+b") as file:
@@ -503,7 +499,7 @@ async def failure(http: str, *arguments: str) -> BaseException | None:
     return (await asyncio.to_thread(run, *arguments, "--http", http)).exception
 
 
-async def test_a_running_bookie_is_asked(http: str) -> None:
+async def test_running_bookie_answers_inspection_over_http(http: str) -> None:
     assert (await ask(http, "info"))["bookie_id"] == "bk-1"
     assert [each["ledger_id"] for each in await ask(http, "ledgers")] == [7, 8, 9]
     assert [each["ledger_id"] for each in await ask(http, "ledgers", "--limit", "2")] == [7, 8]
@@ -530,7 +526,7 @@ async def test_ledger_is_verified_by_a_running_bookie(admin: FakeAdmin, http: st
     assert admin.done == ["verify"]
 
 
-async def test_verify_of_an_unknown_ledger_lists_ledgers_next(http: str) -> None:
+async def test_verify_of_unknown_ledger_suggests_listing_ledgers(http: str) -> None:
     error = await failure(http, "ledger", "8", "--verify")
     assert isinstance(error, errors.NoSuchLedger)
     assert error.next_step == f"rollbook bookie ledgers --http {http}"
@@ -549,7 +545,7 @@ async def test_compaction_is_suspended_and_resumed(admin: FakeAdmin, http: str) 
     assert admin.done == []
 
 
-async def test_compact_needs_to_know_which_compaction(admin: FakeAdmin, http: str) -> None:
+async def test_compact_without_a_kind_is_refused(admin: FakeAdmin, http: str) -> None:
     assert isinstance(await failure(http, "compact"), click.UsageError)
     assert admin.done == []
 
@@ -572,7 +568,7 @@ async def test_bookie_is_made_read_only_and_writable_again(http: str) -> None:
     assert (await ask(http, "readonly", "off")) == {"readOnly": False}
 
 
-async def test_a_damaged_ledger_ends_with_an_error(admin: FakeAdmin, http: str) -> None:
+async def test_verify_of_damaged_ledger_ends_with_an_error(admin: FakeAdmin, http: str) -> None:
     admin.is_damaged = True
     found = await asyncio.to_thread(run, "ledger", "7", "--verify", "-o", "json", "--http", http)
     assert json.loads(found.stdout)["damaged"] == [[3, 4]]
@@ -594,7 +590,7 @@ async def test_error_of_the_bookie_is_the_error_of_the_command(admin: FakeAdmin,
     assert isinstance(await failure(http, "readonly", "off"), errors.BookieReadOnly)
 
 
-async def test_a_token_is_shown_and_not_told(tmp_path: Path) -> None:
+async def test_token_file_authenticates_and_is_not_in_errors(tmp_path: Path) -> None:
     path = tmp_path / "token"
     path.write_text(TOKEN)
     path.chmod(0o600)
@@ -617,8 +613,8 @@ async def test_a_token_is_shown_and_not_told(tmp_path: Path) -> None:
         await server.close()
 
 
-async def test_where_a_certificate_is_wanted_it_is_shown(tmp_path: Path) -> None:
-    """A bookie's --tls-authorities hold for its admin pages, too."""
+async def test_admin_server_with_mtls_needs_a_trusted_certificate(tmp_path: Path) -> None:
+    """A bookie's --tls-authorities also apply to its admin pages."""
     authority = Authority.make(tmp_path)
     own, mine = authority.issue("bookie", "IP:127.0.0.1"), authority.issue("me", "IP:127.0.0.1")
     tls = TlsFiles(own.certificate, own.key, authority.certificate)
@@ -660,7 +656,7 @@ async def test_where_a_certificate_is_wanted_it_is_shown(tmp_path: Path) -> None
         ),
     ],
 )
-async def test_whoever_else_answers_is_no_bookie(
+async def test_invalid_http_responses_are_errors(
     answer: bytes, error: type[errors.RollbookError]
 ) -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -684,7 +680,7 @@ async def test_whoever_else_answers_is_no_bookie(
 # --- As a process -----------------------------------------------------------------------------
 
 
-async def test_exit_codes_are_those_of_all_commands(folder: Path, http: str) -> None:
+async def test_exit_codes_follow_from_the_error(folder: Path, http: str) -> None:
     logs = await asyncio.to_thread(shown, "entrylog", *files(folder))
     log = Path(logs[0]["path"])
     cases = [
@@ -702,7 +698,7 @@ async def test_exit_codes_are_those_of_all_commands(folder: Path, http: str) -> 
     assert (code, "[DATA_LOST]" in complaints, str(log) in output) == (7, True, True)
 
 
-def test_the_overview_says_what_the_commands_say() -> None:
+def test_group_overview_matches_the_help_of_commands() -> None:
     assert isinstance(group, LazyGroup)
     files = ("init", "doctor", "rejoin", "write-off", "format")
     lifecycle = ("drain", "undrain", "mark-drained", "safe-to-remove", "remove")
@@ -717,8 +713,8 @@ def test_the_overview_says_what_the_commands_say() -> None:
         assert said.startswith(place.help.rstrip(".")), name
 
 
-def test_commands_start_quickly() -> None:
-    """None loads what it does not need: the interpreter and click take most of the time."""
+def test_commands_do_not_import_unneeded_modules() -> None:
+    """Unneeded imports would slow down the start of each command."""
     code = (
         "import sys, json; sys.argv = ['rollbook', 'bookie', *sys.argv[1:]]\n"
         "from rollbook.api.cli.main import main\n"
@@ -739,7 +735,7 @@ def test_commands_start_quickly() -> None:
         assert not loaded & unwanted, arguments
 
 
-def test_every_command_has_its_help_and_examples() -> None:
+def test_every_command_has_three_examples() -> None:
     assert set(commands) == {*LOOKING, *TELLING}
     for name in commands:
         text = run(name, "--help").stdout
@@ -749,5 +745,5 @@ def test_every_command_has_its_help_and_examples() -> None:
 
 
 @pytest.mark.parametrize("url", ["http://[bad", "ftp://127.0.0.1", "127.0.0.1:port", "http://"])
-def test_what_is_no_address_is_told_so(url: str) -> None:
+def test_invalid_http_address_is_refused(url: str) -> None:
     assert isinstance(run("info", "--http", url).exception, errors.BadConfig)

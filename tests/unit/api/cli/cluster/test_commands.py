@@ -1,4 +1,4 @@
-"""`rollbook cluster` on an embedded store, as a user meets it."""
+"""The `rollbook cluster` commands on an embedded metadata store."""
 
 import asyncio
 import json
@@ -24,14 +24,14 @@ async def run(*arguments: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout.decode(), done.stderr.decode()
 
 
-async def test_a_cluster_is_made_once_and_shown(tmp_path: Path) -> None:
+async def test_cluster_is_initialised_once_and_shown(tmp_path: Path) -> None:
     url = f"sqlite://{tmp_path}/metadata.db"
     code, output, _ = await run("init", "--metadata", url, "-o", "json")
     assert code == 0
     made = json.loads(output)
     assert (made["layout"], made["own_root"]) == ("hierarchical", "/rollbook")
 
-    code, output, _ = await run("info", "--metadata", url, "-o", "json")  # While nobody serves.
+    code, output, _ = await run("info", "--metadata", url, "-o", "json")  # No server is running.
     assert (code, json.loads(output)) == (0, {**made, "bookies": []})
 
     async with await open_metadata_store(url, serve=True) as store:
@@ -61,7 +61,7 @@ async def test_a_cluster_is_made_once_and_shown(tmp_path: Path) -> None:
         assert "b3:3181  down       -        -" in output
 
 
-async def test_what_goes_wrong_has_a_line_and_a_code(tmp_path: Path) -> None:
+async def test_errors_have_an_exit_code_and_a_hint(tmp_path: Path) -> None:
     url = f"sqlite://{tmp_path}/metadata.db"
     cases = [
         (("info", "--metadata", url), 3, "cluster init"),
@@ -80,8 +80,8 @@ async def test_what_goes_wrong_has_a_line_and_a_code(tmp_path: Path) -> None:
         assert hint in errors, errors
 
 
-async def test_a_full_disk_has_a_line_and_a_code(tmp_path: Path) -> None:
-    """The store is not made; or the answer cannot be written, though the cluster is made."""
+async def test_full_disk_has_an_exit_code_and_a_short_error(tmp_path: Path) -> None:
+    """The first command cannot create the store; the second cannot write its output."""
     command = f"{sys.executable} -m rollbook.api.cli.main cluster init --metadata"
     for script, expected in (
         (f"ulimit -f 8; {command} sqlite://{tmp_path}/never.db", 5),
@@ -91,7 +91,7 @@ async def test_a_full_disk_has_a_line_and_a_code(tmp_path: Path) -> None:
         _, errors = await process.communicate()
         assert process.returncode == expected, errors.decode()
         assert errors.startswith(b"error: "), errors.decode()
-        assert len(errors.splitlines()) <= 3  # What, what took effect, what to do.
+        assert len(errors.splitlines()) <= 3  # Error, outcome, next step.
     assert not (tmp_path / "never.db").exists()
 
 
@@ -104,8 +104,8 @@ async def test_every_help_ends_with_examples() -> None:
         assert all("rollbook cluster" in line for line in examples)
 
 
-async def test_no_directory_is_made_for_a_metadata_store(tmp_path: Path) -> None:
-    """It would be in the wrong place as a rule: another disk is not mounted, or a word misspelt."""
+async def test_parent_directory_of_metadata_store_is_not_created(tmp_path: Path) -> None:
+    """A missing directory usually means that a disk is not mounted or a path is misspelt."""
     code, output, errors = await run("init", "--metadata", f"sqlite://{tmp_path}/no/where/m.db")
     assert (code, output) == (2, "")
     assert f"try: mkdir -p {tmp_path}/no/where" in errors

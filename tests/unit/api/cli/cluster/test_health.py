@@ -1,4 +1,4 @@
-"""`rollbook cluster health`: of a running cluster, of one that was left, and how it judges."""
+"""`rollbook cluster health` of a running and a killed cluster, and how it derives its verdict."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ def look(folder: Path) -> tuple[int, dict[str, Any]]:
     return done.returncode, json.loads(done.stdout)
 
 
-def test_who_runs_is_well_and_who_does_not_is_missed(tmp_path: Path) -> None:
+def test_running_cluster_is_healthy_and_killed_one_unavailable(tmp_path: Path) -> None:
     folder = tmp_path / "data"
     with running_dev(folder, bookies=1) as dev:
         code, found = look(folder)
@@ -30,7 +30,7 @@ def test_who_runs_is_well_and_who_does_not_is_missed(tmp_path: Path) -> None:
         assert (bookie["id"], bookie["state"]) == ("bk-1", "writable")
         assert (server["id"], server["state"]) == ("log-1", "serving")
         assert server["address"] == dev.address
-    code, found = look(folder)  # Killed: whatever is still registered cannot be reached.
+    code, found = look(folder)  # Members of the killed cluster may still be registered.
     assert (code, found["health"]) == (5, "unavailable")
     assert found["members"][0]["state"] in ("unreachable", "down")
 
@@ -56,7 +56,7 @@ def member(kind: str, state: str) -> dict[str, Any]:
         ([], [], "unavailable"),
     ],
 )
-def test_health_follows_from_what_still_works(
+def test_health_follows_from_member_states(
     bookies: list[str], servers: list[str], health: str
 ) -> None:
     found = [member("bookie", each) for each in bookies]
@@ -64,7 +64,7 @@ def test_health_follows_from_what_still_works(
     assert judge(found)["health"] == health
 
 
-def test_a_cluster_is_judged_by_the_copies_that_its_servers_give_new_logs() -> None:
+def test_health_depends_on_the_servers_default_ensemble() -> None:
     bookies = [member("bookie", "writable")]
     one = member("log server", "serving") | {"ensemble": 1, "acks": 1}
     assert judge([*bookies, one])["health"] == "healthy"
@@ -112,7 +112,7 @@ def seen(state: str) -> dict[str, Any]:
         (["unreachable"], [], 0, "unavailable"),
     ],
 )
-def test_a_log_server_judges_by_what_it_has_seen(
+def test_server_verdict_follows_from_states_and_outages(
     servers: list[str], away: list[ObstacleKind], degraded: int, health: str
 ) -> None:
     outage = Outage(tuple(Obstacle(kind, "x", 1, "does not answer") for kind in away))

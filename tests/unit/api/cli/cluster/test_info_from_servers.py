@@ -33,15 +33,14 @@ _SERVING: Final[list[dict[str, Any]]] = [{"state": "serving"}]
         (None, 1, "healthy"),
     ],
 )
-def test_health_depends_on_the_bookies_that_take_entries(
+def test_health_depends_on_the_number_of_usable_bookies(
     quorum: Quorum | None, usable: int, said: str
 ) -> None:
     limits = replace(_LIMITS, usable_bookies=usable, quorum=quorum)
     assert verdict(_SERVING, messages.Outage(), 0, limits) == said
 
 
-def test_a_cluster_without_bookies_is_unavailable_to_its_log_server(tmp_path: Path) -> None:
-    """As it is by the metadata."""
+def test_server_reports_cluster_without_bookies_as_unavailable(tmp_path: Path) -> None:
     url = f"sqlite://{tmp_path}/metadata.db"
 
     async def make() -> None:

@@ -1,4 +1,4 @@
-"""What a bundle gets from the pages of servers, and what it sends them."""
+"""Metrics pages in a debug bundle: how they are fetched, and which servers get the token."""
 
 import asyncio
 import ssl
@@ -27,7 +27,7 @@ KNOWN = ("log-1~1",)
 
 
 class Pages(BaseHTTPRequestHandler):
-    """As its server says: `text` with `status`; `None`: headers for ever, one at a time."""
+    """Sends `text` with `status`; if `text` is `None`, sends headers one at a time without end."""
 
     status = 200
     text: bytes | None = b"a_total 1\n"
@@ -39,7 +39,7 @@ class Pages(BaseHTTPRequestHandler):
         pages.shown = self.headers["authorization"]
         if pages.text is None:
             self.send_response(pages.status)
-            with suppress(OSError):  # It is hung up.
+            with suppress(OSError):  # The client closes the connection.
                 while not pages.is_over.wait(0.05):
                     self.send_header("x", "y")
                     self.flush_headers()
@@ -85,7 +85,7 @@ async def why_not(place: ScrapeTarget, access: LogAccess) -> str:
     return str(missing[place.name])
 
 
-async def test_a_token_is_shown_to_log_servers_alone(
+async def test_token_is_sent_only_to_known_log_servers(
     pages: tuple[type[Pages], str], access: LogAccess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen, url = pages
@@ -96,15 +96,15 @@ async def test_a_token_is_shown_to_log_servers_alone(
     assert seen.shown is None
     stranger = replace(server, server_id="log-1~2")
     assert (await gathered([stranger], access))[0] == {"log-1": b"a_total 1\n"}
-    assert seen.shown is None, "it is of another cluster, though by the same name"
+    assert seen.shown is None, "a server of the same name in another cluster"
     monkeypatch.setattr("rollbook.proto.loopback.is_loopback", lambda host: False)
     await gathered([server], access)
-    assert seen.shown is None, "somebody on the way would read it"
+    assert seen.shown is None, "the connection is not encrypted"
     await gathered([server], replace(access, insecure=True))
     assert seen.shown == "Bearer secret"
 
 
-async def test_what_cannot_be_had_is_said(
+async def test_pages_that_cannot_be_fetched_are_reported(
     pages: tuple[type[Pages], str], access: LogAccess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen, url = pages
@@ -113,13 +113,15 @@ async def test_what_cannot_be_had_is_said(
         assert f"answers {seen.status}" in await why_not(place, access)
     assert "no server answers" in await why_not(replace(place, url="http://127.0.0.1:1"), access)
     assert "no server answers" in await why_not(replace(place, url="http://[x:1"), access)
-    assert await gathered([replace(place, url="")], access) == ({}, {}), "nor could it be"
+    assert await gathered([replace(place, url="")], access) == ({}, {}), (
+        "a server without a URL is no failure"
+    )
     monkeypatch.setattr(debug_metrics, "_PATIENCE_S", 0.2)
     seen.text = None
     assert "takes longer than 0.2 s" in await why_not(place, access)
 
 
-async def test_a_bundle_is_bounded(
+async def test_number_and_size_of_pages_are_limited(
     pages: tuple[type[Pages], str], access: LogAccess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, url = pages
@@ -132,10 +134,10 @@ async def test_a_bundle_is_bounded(
     assert "more servers" in str(missing["log-2"])
 
 
-async def test_no_more_than_a_few_are_asked_at_once(
+async def test_concurrent_page_requests_are_limited(
     access: LogAccess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each is a connection, and up to 4 MiB. Who has answered makes room for the next."""
+    """Each request takes a connection and up to 4 MiB; a finished one makes room for the next."""
     waiting: list[asyncio.Event] = []
 
     async def page(*_: object) -> bytes:
@@ -161,10 +163,10 @@ async def test_no_more_than_a_few_are_asked_at_once(
     assert (len(found), missing) == (7, {})
 
 
-async def test_what_one_says_is_kept_before_the_next_is_asked(
+async def test_page_is_stored_before_the_next_request(
     access: LogAccess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A hundred pages of 4 MiB were in memory until the last one had come."""
+    """Otherwise a hundred pages of 4 MiB would be in memory at the same time."""
     told: list[str] = []
 
     async def page(place: ScrapeTarget, *_: object) -> bytes:
@@ -178,7 +180,7 @@ async def test_what_one_says_is_kept_before_the_next_is_asked(
     assert told == [f"{what} log-{n}" for n in range(3) for what in ("asked", "kept")]
 
 
-async def test_a_page_over_tls_is_read_from_who_is_believed(
+async def test_tls_page_is_read_only_from_a_trusted_server(
     pages: tuple[type[Pages], str], access: LogAccess, tmp_path: Path
 ) -> None:
     seen, _ = pages
@@ -199,7 +201,7 @@ async def test_a_page_over_tls_is_read_from_who_is_believed(
         server.shutdown()
 
 
-def test_a_registered_name_stays_in_the_folder_of_whoever_unpacks(tmp_path: Path) -> None:
+def test_slashes_in_a_server_name_are_replaced_in_the_file_name(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/metadata.db"
     make_cluster(url, None)
     info = ServerInfo(ServerId("../../x~1"), "127.0.0.1:1")

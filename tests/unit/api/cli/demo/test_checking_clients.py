@@ -1,4 +1,4 @@
-"""The demo's own judgement: whatever is missing, doubled or changed is found. (CI runs it as a whole.)"""
+"""The demo's check finds missing, duplicated and changed records. (CI runs the whole demo.)"""
 
 import os
 import subprocess
@@ -27,7 +27,7 @@ async def told(*batches: tuple[int, Sequence[bytes]]) -> AsyncIterator[RecordBat
         yield RecordBatch([block], Offset(base), Offset(base + len(values)))
 
 
-async def test_what_is_as_it_should_be_is_counted() -> None:
+async def test_check_counts_correct_records() -> None:
     assert await check(told((0, RECORDS[:10]), (10, RECORDS[10:])), RECORDS) == 30
     assert await check(told((5, RECORDS[5:9])), RECORDS, 5) == 4
 
@@ -45,15 +45,15 @@ async def test_what_is_as_it_should_be_is_counted() -> None:
     ],
     ids=["a hole", "twice", "moved", "swapped", "changed", "one too many", "no beginning"],
 )
-async def test_whatever_else_comes_is_a_broken_promise(
+async def test_wrong_records_raise_broken_promise(
     batches: list[tuple[int, list[bytes]]],
 ) -> None:
     with pytest.raises(BrokenPromise):
         await check(told(*batches), RECORDS)
 
 
-def test_its_processes_end_with_it() -> None:
-    """However the demo ends: its end of the pipe is closed."""
+def test_demo_child_exits_when_its_input_closes() -> None:
+    """However the demo ends, its end of the pipe is closed."""
     code = (
         "import runpy, sys, time; import rollbook.api.cli.main as cli; cli.main = lambda: time.sleep(60)\n"
         "runpy.run_module('rollbook.api.cli.demo.child_main', run_name='__main__')"

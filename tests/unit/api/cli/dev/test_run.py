@@ -1,4 +1,4 @@
-"""`rollbook dev` and `rollbook server log` as people run them, with the Python client."""
+"""`rollbook dev` and `rollbook server log` as processes, used with the Python client."""
 
 import asyncio
 import random
@@ -36,7 +36,7 @@ def children() -> Iterator[Family]:
 
 
 def lines_until_ready(child: Child) -> dict[str, str]:
-    """What it says of itself, by its first words."""
+    """The start-up lines by their first words."""
     said: dict[str, str] = {}
     while "ready:" not in said:
         first, _, rest = child.line(PATIENCE_S).partition(" ")
@@ -51,9 +51,7 @@ def start_dev(children: Family, folder: Path, *more: str) -> tuple[Child, dict[s
     return child, lines_until_ready(child)
 
 
-def test_what_was_appended_is_there_after_a_restart_however_it_was_ended(
-    children: Family, tmp_path: Path
-) -> None:
+def test_dev_keeps_records_after_terminate_and_kill(children: Family, tmp_path: Path) -> None:
     folder = tmp_path / "data"
     expected: list[bytes] = []
     for end in (Child.terminate, Child.kill, None):
@@ -68,30 +66,28 @@ def test_what_was_appended_is_there_after_a_restart_however_it_was_ended(
                 expected.append(value)
         if end is None:
             second = children.start_module(MAIN, "dev", "--data", folder, "--bookies", "1")
-            assert second.wait(PATIENCE_S) == 4  # Two do not run on the same data.
+            assert second.wait(PATIENCE_S) == 4  # A second one on the same data is refused.
         else:
             end(child)
             code = child.wait(PATIENCE_S)
             assert code == (0 if end is Child.terminate else -9)
 
 
-def test_metadata_that_cannot_be_kept_is_told_as_any_other_error(
+def test_dev_exits_with_an_error_if_its_metadata_is_removed(
     children: Family, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """So is a full disk: which of its errors SQLite met makes no difference here."""
+    """A full disk is reported in the same way, whichever error SQLite returns."""
     child, said = start_dev(children, tmp_path / "data")
     (tmp_path / "data" / "metadata.db-wal").rename(tmp_path / "moved")
     with pytest.raises(RollbookError), rollbook.connect(said["logs"]) as client:
-        client.open("orders", create=True)  # Or any other part has written before.
+        client.open("orders", create=True)  # Unless another component failed to write before.
     assert child.wait(PATIENCE_S) == EXIT_STORAGE_FAILED
     told = capfd.readouterr().err
     assert f"error: {tmp_path}/data/metadata.db-wal was removed or replaced; " in told
     assert "\n  try: bring it back, and start this again\n" in told
 
 
-def test_a_log_server_that_dies_is_replaced_by_another_one(
-    children: Family, tmp_path: Path
-) -> None:
+def test_log_of_killed_server_is_taken_over_by_another(children: Family, tmp_path: Path) -> None:
     url = f"sqlite://{tmp_path}/metadata.db"
 
     async def make() -> None:
@@ -128,7 +124,7 @@ def test_a_log_server_that_dies_is_replaced_by_another_one(
         assert [record.value for record in log.read(0, 2)] == [b"0", b"1"]
 
 
-def test_the_usual_port_is_taken_if_it_is_free() -> None:
+def test_default_port_is_used_if_it_is_free() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -137,7 +133,7 @@ def test_the_usual_port_is_taken_if_it_is_free() -> None:
     assert usual_or_free(address) == address
 
 
-async def test_a_place_that_can_hold_no_data_is_told_in_one_line(tmp_path: Path) -> None:
+async def test_unusable_data_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for place in ("file", "file/below"):
         with raises_message(BadConfig) as found:
@@ -147,7 +143,7 @@ async def test_a_place_that_can_hold_no_data_is_told_in_one_line(tmp_path: Path)
 
 
 @pytest.mark.parametrize("listen", ["0.0.0.0:7400", "example.org", "[::]:0"])
-def test_dev_is_for_this_machine_alone(listen: str, tmp_path: Path) -> None:
+def test_dev_listens_on_loopback_only(listen: str, tmp_path: Path) -> None:
     with raises_message(BadConfig):
         run_dev(1, str(tmp_path / "data"), listen, None, None, "error")
     with raises_message(BadConfig) as found:
@@ -156,7 +152,7 @@ def test_dev_is_for_this_machine_alone(listen: str, tmp_path: Path) -> None:
     assert not (tmp_path / "data").exists()
 
 
-def test_a_directory_without_a_name_is_not_where_one_stands(
+def test_empty_data_directory_name_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -176,19 +172,19 @@ def test_a_directory_without_a_name_is_not_where_one_stands(
         LogServerConfig("zk://a", server_name="a~b"),
     ],
 )
-def test_a_server_that_nobody_could_find_does_not_start(config: LogServerConfig) -> None:
+def test_config_without_a_usable_address_or_name_is_refused(config: LogServerConfig) -> None:
     with pytest.raises(BadConfig):
         addresses_of(config)
 
 
-def test_a_server_goes_by_where_it_is_found_unless_it_has_a_name() -> None:
+def test_server_name_defaults_to_its_advertised_address() -> None:
     config = LogServerConfig("zk://a", listen="0.0.0.0:7400", advertise="log-1")
     assert addresses_of(config)[1:] == (Address("log-1", 7400), "log-1:7400")
     config = LogServerConfig("zk://a", listen="127.0.0.1:0", server_name="one")
     assert addresses_of(config)[2] == "one"
 
 
-def test_a_server_on_every_address_is_found_by_the_name_of_its_host(
+def test_server_on_all_addresses_advertises_its_host_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(log_server, "name_of_this_host", lambda: "this-host")
@@ -200,11 +196,11 @@ def test_a_server_on_every_address_is_found_by_the_name_of_its_host(
     )
 
 
-def test_http_on_a_port_alone_is_on_every_address() -> None:
+def test_rest_port_without_a_host_binds_all_addresses() -> None:
     assert log_server.rest_address_of(LogServerConfig("zk://a", rest=":7480")).host == "0.0.0.0"
 
 
-def test_a_server_that_others_cannot_reach_is_not_registered_for_them() -> None:
+def test_advertised_host_with_loopback_listen_is_refused() -> None:
     with raises_message(BadConfig) as refused:
         addresses_of(LogServerConfig("zk://a", listen="127.0.0.1:7400", advertise="log-1"))
     assert refused.value.settings == ("listen", "advertise")
@@ -212,10 +208,10 @@ def test_a_server_that_others_cannot_reach_is_not_registered_for_them() -> None:
     assert addresses_of(config)[1] == Address("localhost", 7400)
 
 
-async def test_a_port_that_is_taken_while_a_bookie_starts_is_not_insisted_on(
+async def test_bookie_port_taken_during_start_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As by another `rollbook dev` that starts at the same time."""
+    """Another `rollbook dev` that starts at the same time may take the port."""
     find, found = local_cluster_module.usual_or_free, list[Address]()
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -1,4 +1,4 @@
-"""What `rollbook explain` asks while everything is away, and when a log is not there."""
+"""Requests of `rollbook explain` during an outage and for a missing log."""
 
 import asyncio
 import gc
@@ -24,11 +24,11 @@ def _server(number: int) -> messages.ServerView:
 
 
 class Silent:
-    """Its server knows the outage after half a second, and the others' names; nothing else is ever answered."""
+    """Returns the outage after half a second and lists the servers; other requests time out."""
 
     def __init__(self) -> None:
         self.asked: dict[str | None, int] = {}
-        self.open = self.open_at_most = 0  # Questions to other servers that wait for their answers.
+        self.open = self.open_at_most = 0  # Pending requests to other servers.
 
     async def ask(
         self, word: Any, *, timeout_s: float | None = None, server: str | None = None
@@ -39,7 +39,7 @@ class Silent:
             return AWAY
         if isinstance(word, messages.ListServers):
             return messages.Servers(tuple(map(_server, range(SERVERS))))
-        assert timeout_s is not None, "nothing is waited for without a bound"
+        assert timeout_s is not None, "every other request needs a time-out"
         self.open += server is not None
         self.open_at_most = max(self.open, self.open_at_most)
         try:
@@ -60,8 +60,8 @@ class WithoutLog:
         raise NoSuchLog
 
 
-async def test_all_servers_are_asked_at_once() -> None:
-    """One after the other took 0.4 s each."""
+async def test_explain_asks_all_servers_concurrently() -> None:
+    """Sequential requests would take 0.4 s each."""
     client = Silent()
     found = await Look(cast(Client, client), LogName.parse("a"), 15.0).look()
     assert client.open_at_most == 5 * SERVERS
@@ -69,8 +69,8 @@ async def test_all_servers_are_asked_at_once() -> None:
     assert [client.asked.get(f"s:{each}") for each in range(SERVERS)] == [5] * SERVERS
 
 
-async def test_a_log_that_is_not_there_is_one_error() -> None:
-    """The other questions' errors were reported as never retrieved, with tracebacks."""
+async def test_missing_log_raises_a_single_error() -> None:
+    """asyncio must not report errors of the other requests as never retrieved."""
     unheard: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: unheard.append(context))
     with pytest.raises(NoSuchLog):

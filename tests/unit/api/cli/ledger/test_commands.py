@@ -1,4 +1,4 @@
-"""`rollbook ledger` against three bookie processes, as a user meets it."""
+"""The `rollbook ledger` commands against three bookie processes."""
 
 import base64
 import json
@@ -34,7 +34,7 @@ class Shell:
         self._environment = {"NO_COLOR": "1", "ROLLBOOK_METADATA": url}
 
     def run(self, *arguments: str | int, stdin: bytes = b"", code: int | None = 0) -> bytes:
-        """`code` is what it ends with; None: whatever that is."""
+        """`code` is the expected exit code; None accepts any."""
         words = map(str, arguments)
         done = commands.run("ledger", *words, stdin=stdin, environment=self._environment)
         self.errors = done.stderr.decode()
@@ -51,7 +51,7 @@ def shell(cluster: ProcessCluster) -> Shell:
     return Shell(cluster.url)
 
 
-def test_lines_go_in_and_come_out(shell: Shell) -> None:
+def test_appended_lines_are_read_back(shell: Shell) -> None:
     lines = b"".join(b"line %d\n" % number for number in range(2000))
     made = shell.json("append", stdin=lines)
     assert isinstance(made, dict)
@@ -74,7 +74,7 @@ def test_lines_go_in_and_come_out(shell: Shell) -> None:
     assert shell.run("read", ledger_id, "--follow", "-o", "raw", "--first", 1999) == b"line 1999\n"
 
 
-def test_a_ledger_that_was_made_is_written_once(shell: Shell) -> None:
+def test_second_append_to_a_created_ledger_is_refused(shell: Shell) -> None:
     made = shell.run(
         "create",
         "--ensemble",
@@ -110,8 +110,8 @@ def test_a_ledger_that_was_made_is_written_once(shell: Shell) -> None:
     assert "UNAUTHORIZED" in shell.errors
 
 
-def test_a_failed_append_says_what_it_has_written(shell: Shell) -> None:
-    """Else nobody could go on from there."""
+def test_failed_append_reports_its_last_entry(shell: Shell) -> None:
+    """A caller needs it to continue after a failure."""
     shell.run("append", "--frame", "len32", stdin=b"\0\0\0\3one\0\0\0\3t", code=2)
     found = re.search(r"5 bytes into an entry \(ledger_id=(\d+) last_confirmed=0\)", shell.errors)
     assert found
@@ -140,11 +140,9 @@ def test_ledgers_are_listed_and_removed(shell: Shell) -> None:
     assert not {first, second} & {int(line) for line in shell.run("ls", "-o", "raw").split()}
 
 
-def test_an_interrupted_append_keeps_what_it_has_written(
-    shell: Shell, cluster: ProcessCluster
-) -> None:
+def test_interrupted_append_keeps_written_entries(shell: Shell, cluster: ProcessCluster) -> None:
     before = {*shell.run("ls", "-o", "raw").split()}
-    # A shell without job control has what it starts in the background ignore it, children and all.
+    # A shell without job control starts background jobs and their children with SIGINT ignored.
     ours = signal.signal(signal.SIGINT, signal.default_int_handler)
     with subprocess.Popen(
         [sys.executable, "-m", "rollbook.api.cli.main", "ledger", "append"],
@@ -172,7 +170,7 @@ def test_an_interrupted_append_keeps_what_it_has_written(
     assert shown["state"] == "closed"
 
 
-def test_what_nobody_writes_is_recovered(shell: Shell) -> None:
+def test_recover_closes_an_open_ledger(shell: Shell) -> None:
     ledger_id = int(shell.run("create", "-o", "raw"))
     (row,) = json.loads(shell.run("recover", ledger_id, "-o", "json"))
     assert row == {"ledger_id": ledger_id, "state": "closed", "last_entry": -1, "length": 0}
@@ -180,7 +178,7 @@ def test_what_nobody_writes_is_recovered(shell: Shell) -> None:
     shell.run("recover", 2**62, code=3)
 
 
-def test_a_benchmark_cleans_up(shell: Shell) -> None:
+def test_ledger_bench_removes_its_ledgers(shell: Shell) -> None:
     before = shell.run("ls", "-o", "raw")
     facts = shell.json("bench", "--seconds", "0.5", "--size", 10, "--window", 100, "--protocol", 2)
     assert isinstance(facts, dict)
@@ -191,7 +189,7 @@ def test_a_benchmark_cleans_up(shell: Shell) -> None:
     assert shell.run("ls", "-o", "raw") == before
 
 
-def test_wrong_usage_is_told(shell: Shell) -> None:
+def test_invalid_ledger_options_are_refused(shell: Shell) -> None:
     shell.run("verify", code=2)
     assert "--all" in shell.errors
     shell.run("read", 0, "--unconfirmed", code=2)
@@ -205,19 +203,19 @@ def test_wrong_usage_is_told(shell: Shell) -> None:
 
 
 def wait_until_sound(shell: Shell, ledger_id: int) -> None:
-    """Two acknowledgements close a ledger: its third copies may be on their way for a while."""
+    """Two acknowledgements suffice to close a ledger: its third copies may arrive later."""
     deadline_s = time.monotonic() + PATIENCE_S
     while shell.run("verify", ledger_id, "-o", "raw", code=None) != b"%d sound\n" % ledger_id:
         assert time.monotonic() < deadline_s, shell.errors
 
 
-def test_copies_that_are_not_there_are_named(shell: Shell, cluster: ProcessCluster) -> None:
-    """Ends with codes that scripts can tell apart."""
+def test_verify_names_missing_copies(shell: Shell, cluster: ProcessCluster) -> None:
+    """The exit code tells scripts the verdict."""
     ledger_id = int(shell.run("append", "-o", "raw", stdin=b"one\ntwo\n"))
     wait_until_sound(shell, ledger_id)
     (sound,) = json.loads(shell.run("verify", ledger_id, "-o", "json"))
     assert (sound["verdict"], sound["copies"], sound["flaws"]) == ("sound", {"good": 6}, [])
-    # Of other tests' ledgers a third copy may be lacking, if a bookie was slow for a second.
+    # Ledgers of other tests may lack a third copy if a bookie was slow for a second.
     told = shell.run("verify", "--all", "-o", "raw", code=None)
     assert b"%d sound" % ledger_id in told.splitlines()
 
@@ -246,7 +244,7 @@ def test_copies_that_are_not_there_are_named(shell: Shell, cluster: ProcessClust
     wait_until_sound(shell, ledger_id)
 
 
-def test_metadata_can_be_looked_at_while_nobody_serves(tmp_path: Path) -> None:
+def test_ledger_metadata_is_shown_without_bookies(tmp_path: Path) -> None:
     with processes.family() as children:
         cluster = ProcessCluster(children, tmp_path)
         shell = Shell(cluster.url)
@@ -276,7 +274,7 @@ def test_metadata_can_be_looked_at_while_nobody_serves(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("size", [1, 2, 3, 100])
-def test_input_is_cut_the_same_however_it_comes(
+def test_input_framing_does_not_depend_on_chunk_size(
     frame: str, data: bytes, entries: list[bytes], size: int
 ) -> None:
     cutter = Cutter(frame)
@@ -284,7 +282,7 @@ def test_input_is_cut_the_same_however_it_comes(
     assert found + cutter.end() == entries
 
 
-def test_input_that_never_ends_an_entry_is_refused() -> None:
+def test_oversized_or_incomplete_entry_is_refused() -> None:
     cutter = Cutter("lf")
     cutter.feed(bytes(5 * 1024 * 1024))
     with pytest.raises(EntryTooLarge):
@@ -295,8 +293,8 @@ def test_input_that_never_ends_an_entry_is_refused() -> None:
         cutter.end()
 
 
-def test_no_password_of_the_metadata_is_shown() -> None:
-    """It was in the advice, and in the question before a ledger is deleted."""
+def test_metadata_password_is_not_shown() -> None:
+    """Both the advice and the confirmation of a deletion name the metadata URL."""
     url = "zk://127.0.0.1:1/my ledgers?auth=digest:me:secret"
     shown = Metadata(url)
     assert shown.flag == " --metadata 'zk://127.0.0.1:1/my ledgers?…'"

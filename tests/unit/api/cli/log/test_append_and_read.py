@@ -1,4 +1,4 @@
-"""What is said of the records of `log append --producer` that ends early."""
+"""Record counts and outcome in the error of a `log append --producer` that ends early."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -23,7 +23,7 @@ _COUNTS = ("acknowledged", "in_doubt", "not_appended")
 
 
 class Input:
-    """These records, then what `end` does."""
+    """Yields this many records, then calls `end`."""
 
     def __init__(self, count: int, end: Callable[[], Any]) -> None:
         self._count, self._end = count, end
@@ -37,7 +37,7 @@ class Input:
 
 
 class Target:
-    """A log that acknowledges this many batches and then does what `end` does."""
+    """A log that acknowledges this many batches and then calls `end`."""
 
     def __init__(self, acks: int, end: Callable[[], Any]) -> None:
         self._acks, self._end = acks, end
@@ -50,7 +50,7 @@ class Target:
 
 
 async def interrupt() -> None:
-    """As a signal does it while the command waits."""
+    """Cancel the current task, as a signal does while the command waits."""
     task = asyncio.current_task()
     assert task is not None
     task.cancel()
@@ -82,7 +82,7 @@ async def go_on() -> None:
         (Input(700, go_on), Target(1, find_nonsense), (500, 0, 200), Outcome.NOT_APPLIED),
     ],
 )
-async def test_only_what_was_sent_is_in_doubt(
+async def test_only_sent_records_are_in_doubt(
     source: Any, target: Any, counts: tuple[int, ...], outcome: Outcome
 ) -> None:
     with pytest.raises(RollbookError) as caught:
@@ -91,7 +91,7 @@ async def test_only_what_was_sent_is_in_doubt(
     assert caught.value.outcome is outcome
 
 
-def test_custom_metadata_names_each_thing_once() -> None:
+def test_duplicate_custom_metadata_key_is_refused() -> None:
     assert custom_of(("a=1", "b=2")) == {"a": b"1", "b": b"2"}
     with raises_message(InvalidRequest):
         custom_of(("a=1", "a=2"))

@@ -1,4 +1,4 @@
-"""`rollbook log` and `rollbook explain` against a cluster of one bookie, as a user meets them."""
+"""The `rollbook log` and `rollbook explain` commands against a cluster of one bookie."""
 
 import re
 
@@ -8,7 +8,7 @@ from tests.support import commands
 from tests.unit.api.cli.shell import Shell
 
 
-def test_lines_go_in_and_come_out(shell: Shell, server: str) -> None:
+def test_appended_lines_are_read_back(shell: Shell, server: str) -> None:
     lines = b"".join(b"line %d\n" % number for number in range(20_000))
     words = ("log", "append", "lines", "--create", "-o", "raw")
     done = commands.run(*words, stdin=lines, environment={"ROLLBOOK_SERVER": server})
@@ -23,7 +23,7 @@ def test_lines_go_in_and_come_out(shell: Shell, server: str) -> None:
     assert shell.json("log", "read", "lines", "--from", "latest") == []
 
 
-def test_records_are_written_as_it_is_said(shell: Shell) -> None:
+def test_records_are_written_in_the_given_format(shell: Shell) -> None:
     shell.run("log", "append", "dressed", "a", "b", "--create")
     assert shell.run("log", "read", "dressed", "-f", r"%o:%v;") == "0:a;1:b;"
     tailed = shell.run("log", "tail", "dressed", "--from", 0, "--limit", 1, "-f", r"%s\t%v\n")
@@ -87,7 +87,7 @@ def test_logs_of_a_namespace_are_listed_by_prefix(shell: Shell) -> None:
 
 @pytest.fixture
 def rolled(shell: Shell, request: pytest.FixtureRequest) -> str:
-    """A log of its own for each test: a, b, c in its first segment and d in its second."""
+    """A new log for each test: a, b, c in its first segment and d in its second."""
     log = f"shop/{request.function.__name__.replace('_', '-')}"
     assert shell.json("log", "append", log, "a", "b", "c", "--create")["next_offset"] == 3
     assert shell.run("log", "roll", log, "-o", "raw") == "1\n"
@@ -119,7 +119,7 @@ def test_truncated_log_begins_at_its_new_head(shell: Shell, rolled: str) -> None
     assert (facts["head"], facts["tail"]) == (3, 4)
 
 
-def test_read_of_what_is_truncated_is_an_error(shell: Shell, rolled: str) -> None:
+def test_read_of_truncated_offset_is_an_error(shell: Shell, rolled: str) -> None:
     shell.run("log", "truncate", rolled, "--before", -1, "--yes")
     shell.run("log", "read", rolled, "--from", 0, code=3)
     assert "[TRUNCATED]" in shell.errors
@@ -155,8 +155,8 @@ def test_deleted_log_is_neither_listed_nor_shown(shell: Shell, rolled: str) -> N
     shell.run("log", "show", rolled, code=3)
 
 
-def test_deletion_of_an_unknown_log_lists_logs_next(shell: Shell) -> None:
-    """And does not suggest to create it first."""
+def test_deletion_of_unknown_log_suggests_listing_logs(shell: Shell) -> None:
+    """Advice to create the log first would make no sense."""
     shell.run("log", "rm", "shop/nobody", "--yes", code=3)
     assert "try: rollbook log ls --server" in shell.errors
 
@@ -173,7 +173,7 @@ def test_an_exclusive_log_has_one_writer(shell: Shell) -> None:
     assert (shown["tail"], shown["writer_epoch"], shown["writer_holder"]) == (2, 2, "another")
 
 
-def test_what_to_type_next_can_be_typed(shell: Shell) -> None:
+def test_suggested_command_creates_the_missing_log(shell: Shell) -> None:
     shell.run("log", "read", "nobody", code=3)
     (command,) = re.findall(r"try: rollbook (.*)", shell.errors)
     shell.run(*command.split())
@@ -187,7 +187,7 @@ def test_what_to_type_next_can_be_typed(shell: Shell) -> None:
     shell.run("log", "ls", "--server", "http://127.0.0.1:1", code=2)
 
 
-def test_a_log_explains_itself(shell: Shell) -> None:
+def test_explain_shows_facts_segments_and_events(shell: Shell) -> None:
     shell.run("log", "create", "told", "--retention-age", "7d", "--exclusive")
     shell.run("log", "append", "told", "a", "b", "--holder", "me")
     shell.run("log", "roll", "told")

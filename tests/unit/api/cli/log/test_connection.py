@@ -1,4 +1,4 @@
-"""Advice for users that cannot reach a log server, or may name it another way."""
+"""Advice to users who cannot reach a log server, and which settings take precedence."""
 
 import asyncio
 import re
@@ -46,10 +46,10 @@ async def advice(access: LogAccess) -> str:
     return found.value.next_step
 
 
-async def test_whoever_asks_the_port_of_http_is_told_so() -> None:
+async def test_http_port_is_recognised_in_advice() -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 421 Misdirected Request\r\ncontent-length: 0\r\n\r\n")
-        await reader.read()  # Until it hangs up: closed before, what was written may be lost.
+        await reader.read()  # Until the client closes: closing earlier may lose the response.
         writer.close()
 
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as http:
@@ -61,8 +61,8 @@ async def test_whoever_asks_the_port_of_http_is_told_so() -> None:
     assert found.value.next_step.startswith("write log://HOST:7400")
 
 
-async def test_whoever_asks_the_port_of_https_is_told_so(tmp_path: Path) -> None:
-    """Such a port speaks TLS, but agrees to no HTTP/2: each user was advised to start a server."""
+async def test_https_port_is_recognised_in_advice(tmp_path: Path) -> None:
+    """Such a port speaks TLS but does not negotiate HTTP/2."""
     authority = Authority.make(tmp_path)
     files = authority.issue("server", "IP:127.0.0.1")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -77,8 +77,8 @@ async def test_whoever_asks_the_port_of_https_is_told_so(tmp_path: Path) -> None
     assert told == "--server log+tls://HOST:7400: that port is for HTTP"
 
 
-async def test_whoever_is_not_understood_is_told_how_to_speak(tmp_path: Path) -> None:
-    """Users were advised to start a server that was running."""
+async def test_advice_on_tls_mismatch_names_the_right_option(tmp_path: Path) -> None:
+    """Advice to start a server would be wrong while it is running."""
     authority = Authority.make(tmp_path)
     files = authority.issue("server", "IP:127.0.0.1")
     tls = await GrpcServer.start(
@@ -97,7 +97,7 @@ async def test_whoever_is_not_understood_is_told_how_to_speak(tmp_path: Path) ->
     assert "rollbook dev" in await advice(access_to("127.0.0.1:1"))
 
 
-def test_advice_has_the_flags_that_were_given() -> None:
+def test_advice_repeats_the_given_flags() -> None:
     access = access_to("log+tls://x:1", "my ca.pem")
     with pytest.raises(NoSuchLog) as found, access.advising("orders"):
         raise NoSuchLog
@@ -110,10 +110,10 @@ def test_advice_has_the_flags_that_were_given() -> None:
     assert replace(access, insecure=True).flags.endswith("'my ca.pem' --insecure")
 
 
-def test_advice_names_the_context_in_place_of_what_it_gave(
+def test_advice_names_the_context_instead_of_its_values(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server beside an exported ROLLBOOK_CONTEXT was refused."""
+    """A command with both --context and --server would be refused."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     context = Context("log+tls://y:1", token_file="prod.token", tls_authorities="theirs.pem")
     save(Contexts("prod", {"prod": context}))
@@ -124,8 +124,10 @@ def test_advice_names_the_context_in_place_of_what_it_gave(
         assert not access.insecure
 
 
-async def test_advice_is_of_what_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """--server was advised beside a context, without the token that the context gives."""
+async def test_advice_for_unreachable_context_includes_its_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Replacing the context by --server alone would lose the token that the context gives."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     token = tmp_path / "my token"
     token.write_text("secret")
@@ -138,10 +140,10 @@ async def test_advice_is_of_what_decides(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("mode", ["", "wait", "steal"])
-def test_a_lost_answer_to_a_writer_is_asked_for_again(
+def test_lost_writer_acquire_is_retried_with_its_attempt_id(
     mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The advice was mode "steal", as for programs; then --steal, which fences who has it by now."""
+    """Advice to add --steal could fence a writer that acquired the log in between."""
 
     def lose(self: LogAccess, work: object, log: str = "") -> None:
         raise ConnectionLost(next_step='mode "steal"')
@@ -168,10 +170,10 @@ def test_a_lost_answer_to_a_writer_is_asked_for_again(
     assert f" --attempt {again[1]}" in found.value.next_step
 
 
-def test_what_is_typed_comes_before_what_is_exported(
+def test_typed_options_override_exported_variables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server could not be typed beside an exported context, which may be of another cluster."""
+    """The exported context may be of another cluster than the typed server."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     contexts = {"prod": Context("log://y:1", "prod.token"), "lab": Context("log://z:1")}
     save(Contexts("prod", contexts))
@@ -191,7 +193,7 @@ def test_what_is_typed_comes_before_what_is_exported(
     assert (typed.server, typed.context, typed.token_file) == ("log://x:1", "", None)
     assert meant("--context", "lab", server="log://x:1").server == "log://z:1"
     assert meant("--context", "lab", context="prod").server == "log://z:1"
-    assert meant(server="log://x:1").context == "", "nor does the current one count"
+    assert meant(server="log://x:1").context == "", "the current context must not apply either"
     assert meant().token_file == "prod.token"
     for words, exported in (
         (("--server", "log://x:1", "--context", "prod"), {}),
@@ -201,7 +203,7 @@ def test_what_is_typed_comes_before_what_is_exported(
             meant(*words, **exported)
 
 
-def test_a_context_may_show_its_token_in_the_clear(
+def test_context_may_send_its_token_unencrypted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
@@ -223,7 +225,7 @@ def test_a_context_may_show_its_token_in_the_clear(
     "text",
     ["[contexts]\nx = {server = 5}", "current = 5", "[contexts]\nx = 5", "contexts = 5", None],
 )
-def test_a_file_of_contexts_that_makes_no_sense_is_said_to(
+def test_invalid_contexts_file_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None
 ) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
@@ -238,8 +240,7 @@ def test_a_file_of_contexts_that_makes_no_sense_is_said_to(
 
 
 @pytest.mark.parametrize("text", ["toke€n", "to\tken", "to\u2013ken"])
-def test_what_no_token_has_is_said_without_the_token(tmp_path: Path, text: str) -> None:
-    """A traceback of gRPC was."""
+def test_invalid_token_error_does_not_show_the_token(tmp_path: Path, text: str) -> None:
     file = tmp_path / "token.file"
     file.write_text(f"{text}\n", encoding="utf-8")
     with pytest.raises(BadConfig, match=r"token\.file") as found:

@@ -1,4 +1,4 @@
-"""A log is exported from one cluster and imported into another one; both commands are killed again and again."""
+"""Export of a log and import into another cluster, with both commands killed several times."""
 
 import json
 import os
@@ -22,9 +22,9 @@ from tests.regressions import lone_server
 from tests.regressions.lone_server import Site
 from tests.unit.api.cli.shell import Shell
 
-_KILLS: Final = int(os.environ.get("ROLLBOOK_TEST_KILLS", "3"))  # Of each command.
+_KILLS: Final = int(os.environ.get("ROLLBOOK_TEST_KILLS", "3"))  # Kills of each command.
 _BATCHES: Final = 100
-_RECORDS: Final = 25  # Of a batch.
+_RECORDS: Final = 25  # Records in a batch.
 _DUE_S: Final = 60.0
 
 
@@ -49,20 +49,20 @@ def content(record: Record) -> tuple[object, ...]:
 
 
 def run_and_kill(command: list[str], progress: Callable[[], float]) -> None:
-    """Killed at each of these shares of its work, and run once more to its end."""
+    """Kill the command `_KILLS` times at increasing progress, then run it to its end."""
     for kill in range(_KILLS):
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         due, wanted = time.monotonic() + _DUE_S, (kill + 1) / (_KILLS + 2)
         while process.poll() is None and progress() < wanted and time.monotonic() < due:
             time.sleep(0.001)
         process.kill()
-        assert process.wait() == -9, "it had ended before"
+        assert process.wait() == -9, "the command ended before it was killed"
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_DUE_S)
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.timeout(600)
-def test_a_log_is_equal_in_another_cluster_though_both_commands_are_killed(
+def test_killed_export_and_import_copy_a_log_exactly(
     clusters: tuple[Site, Site], tmp_path: Path
 ) -> None:
     source, target = clusters
@@ -96,10 +96,10 @@ def run_import(site: Site, log: str, file: Path) -> subprocess.CompletedProcess[
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=_DUE_S)
 
 
-def test_import_reads_what_is_there_once(
+def test_repeated_import_reads_the_log_once(
     shell: Shell, clusters: tuple[Site, Site], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It asked the log once for each block."""
+    """One request for each block would be slow."""
     site, file = clusters[0], tmp_path / "blocks.export"
     server = ("--server", site.url)
     with rollbook.connect(site.url) as client:
@@ -121,13 +121,13 @@ def test_import_reads_what_is_there_once(
     assert (done["records"], done["were_there"], asked) == (0, 56, [(0, 56)])
     shell.run("log", "truncate", "copied", "--before", 30, "--yes", *server)
     shell.run("log", "import", "copied", str(file), *server)
-    assert asked[1:] == [(30, 56)], "what was truncated is not compared"
+    assert asked[1:] == [(30, 56)], "truncated records are not compared"
 
 
-def test_a_log_with_other_records_than_the_file_is_refused(
+def test_import_into_a_log_with_other_records_is_refused(
     clusters: tuple[Site, Site], tmp_path: Path
 ) -> None:
-    """All that is there is compared: the last block alone may be the same by chance."""
+    """All existing records are compared: the last block alone may be equal by chance."""
     site, file = clusters[0], tmp_path / "few.export"
     with rollbook.connect(site.url) as client:
         few, differs = (client.open(name, create=True) for name in ("few", "differs"))
@@ -153,7 +153,7 @@ _AGAIN: Final = f"import the file again, while nothing else appends: {_NOT_TWICE
 
 
 def exported(shell: Shell, site: Site, log: str, folder: Path) -> Path:
-    """Of a new log with 3 blocks of 1000 records each."""
+    """The export of a new log with 3 blocks of 1000 records each."""
     file = folder / f"{log}.export"
     with rollbook.connect(site.url) as client:
         opened = client.open(log, create=True)
@@ -163,10 +163,9 @@ def exported(shell: Shell, site: Site, log: str, folder: Path) -> Path:
     return file
 
 
-def test_an_import_of_a_damaged_file_says_what_was_appended(
+def test_import_of_damaged_file_reports_appended_records(
     shell: Shell, clusters: tuple[Site, Site], tmp_path: Path
 ) -> None:
-    """It said that nothing was changed."""
     site, cut = clusters[0], tmp_path / "cut"
     file, server = exported(shell, site, "whole", tmp_path), ("--server", site.url)
     with file.open("rb") as opened:
@@ -187,7 +186,7 @@ def test_an_import_of_a_damaged_file_says_what_was_appended(
     assert (done["were_there"], done["next_offset"]) == (2000, 3000)
 
 
-def test_an_import_that_another_one_overtakes_says_what_it_appended(
+def test_import_overtaken_by_an_append_reports_its_records(
     shell: Shell, clusters: tuple[Site, Site], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site = clusters[0]
@@ -210,7 +209,7 @@ def test_an_import_that_another_one_overtakes_says_what_it_appended(
     assert counts == [True, 2000, 0, 2000]
 
 
-def test_failed_import_into_a_new_log_says_that_the_log_was_created(
+def test_failed_import_reports_that_the_log_was_created(
     shell: Shell, clusters: tuple[Site, Site], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site = clusters[0]
@@ -226,7 +225,7 @@ def test_failed_import_into_a_new_log_says_that_the_log_was_created(
     assert "\n  outcome: not applied: nothing was changed\n" in shell.errors
 
 
-def test_an_import_says_what_may_have_been_appended(
+def test_import_with_a_lost_response_reports_records_in_doubt(
     shell: Shell, clusters: tuple[Site, Site], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site = clusters[0]
@@ -246,10 +245,9 @@ def test_an_import_says_what_may_have_been_appended(
     ) in shell.errors
 
 
-def test_an_export_into_a_pipe_says_why_it_cannot_be(
+def test_export_into_a_pipe_is_refused_with_the_reason(
     clusters: tuple[Site, Site], shell: Shell, tmp_path: Path
 ) -> None:
-    """It said "cannot write /dev/stdout: None"."""
     site, pipe = clusters[0], tmp_path / "pipe"
     exported(shell, site, "piped", tmp_path)
     os.mkfifo(pipe)

@@ -1,4 +1,4 @@
-"""The file of `rollbook log export`: every change of its content is found."""
+"""The file format of `rollbook log export`: every change of its content is detected."""
 
 import io
 
@@ -28,7 +28,7 @@ def read(data: bytes) -> list[tuple[bytes, int, int]]:
     return [(each.block, each.first_offset, each.records) for each in read_frames(file)]
 
 
-def test_a_file_says_what_was_written() -> None:
+def test_export_file_is_read_back() -> None:
     file = io.BytesIO(WHOLE)
     assert read_head(file) == ORIGIN
     assert is_ended(file)
@@ -38,8 +38,8 @@ def test_a_file_says_what_was_written() -> None:
 
 
 @pytest.mark.parametrize("at", range(len(WHOLE)))
-def test_a_flipped_bit_is_damage(at: int) -> None:
-    """A length that is too large is none that was cut off."""
+def test_flipped_bit_is_detected(at: int) -> None:
+    """A frame length that is too large must not look like a truncated file."""
     data = bytearray(WHOLE)
     data[at] ^= 1 << at % 8
     with pytest.raises((BlockCorrupt, InvalidRequest, UnsupportedVersion)):
@@ -47,7 +47,7 @@ def test_a_flipped_bit_is_damage(at: int) -> None:
 
 
 @pytest.mark.parametrize("size", range(len(WHOLE)))
-def test_a_file_that_was_cut_has_whole_frames_and_no_end(size: int) -> None:
+def test_truncated_file_yields_whole_frames_without_an_end(size: int) -> None:
     data = WHOLE[:size]
     assert not is_ended(io.BytesIO(data))
     found = read(data)
@@ -60,6 +60,6 @@ def _after_frames() -> list[int]:
     return [end + len(pack_frame(*FRAMES[1])), end]
 
 
-def test_nothing_follows_an_end() -> None:
+def test_frame_after_the_end_is_refused() -> None:
     with pytest.raises(BlockCorrupt):
         read(WHOLE + pack_frame(*FRAMES[0]))

@@ -1,4 +1,4 @@
-"""What a format of records writes: bytes as they came in, and no more than was said."""
+"""Record templates: they write the record's bytes unchanged, except to a terminal."""
 
 import pytest
 
@@ -27,7 +27,7 @@ BARE = Record(Offset(8), b"", None, NO_HEADERS, TIME_US, None)
         ("%h", b"by=me,x=\0", b""),
         ("%h{by}%h{nobody}", b"me", b""),
         ("%%{x}%%o", b"%{x}%o", b"%{x}%o"),
-        ("\udcff", b"\xff", b"\xff"),  # As an argument has what is not UTF-8.
+        ("\udcff", b"\xff", b"\xff"),  # How Python passes an argument's byte that is not UTF-8.
         (r"100%%\\é\r", "100%\\é\r".encode(), "100%\\é\r".encode()),
     ],
 )
@@ -36,20 +36,20 @@ def test_template_is_filled_with_a_record(template: str, of_full: bytes, of_bare
     assert (write(FULL), write(BARE)) == (of_full, of_bare)
 
 
-def test_a_time_is_a_position() -> None:
+def test_formatted_time_is_a_valid_position() -> None:
     told = compile_format("ts:%t")(FULL).decode()
     assert parse_position(told) == AtTime(TIME_US)
 
 
 @pytest.mark.parametrize("template", ["%", "%x", r"\q", "%o{hex}", "%v{rot13}", "%v{", "a\\"])
-def test_template_without_a_field_is_refused(template: str) -> None:
+def test_invalid_template_is_refused(template: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         compile_format(template)
     assert "%o" in caught.value.next_step
 
 
-def test_a_terminal_obeys_no_record() -> None:
-    """Nor does it turn what was typed; into a pipe goes what there is."""
+def test_control_characters_of_records_are_escaped_on_a_terminal() -> None:
+    """The template's own control characters are kept, and output to a pipe is not escaped."""
     evil = Record(
         Offset(7), "\x1b]0;x\x07é\u202e\n\t".encode() + b"\xff", b"\x9b", {"h": b"\r"}, TIME_US, 5
     )

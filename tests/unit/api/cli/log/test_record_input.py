@@ -1,4 +1,4 @@
-"""Standard input as it is read while something else goes wrong."""
+"""The thread that reads standard input, and records in JSON."""
 
 import asyncio
 import threading
@@ -14,10 +14,10 @@ from tests.messages import raises_message
 DEADLINE_S = 10.0
 
 
-def test_whoever_gives_up_ends_the_reader_without_a_word(
+def test_failed_consumer_ends_the_input_thread_silently(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As of a ledger whose bookies are full, while more input waits than is taken."""
+    """The consumer fails while the thread waits for room in the queue."""
     untold: list[threading.ExceptHookArgs] = []
     waits_for_room = asyncio.Event()
 
@@ -73,11 +73,11 @@ def test_whoever_gives_up_ends_the_reader_without_a_word(
         b"\xff",
     ],
 )
-def test_a_line_that_is_no_record_is_refused(line: bytes) -> None:
+def test_invalid_json_record_line_is_refused(line: bytes) -> None:
     with raises_message(InvalidRequest):
         record_of_json(line)
 
 
-def test_a_record_comes_back_from_json() -> None:
+def test_record_is_parsed_from_json() -> None:
     line = b'{"offset": 7, "value": "v", "key_base64": "/w==", "headers": {"h": "1"}}'
     assert record_of_json(line) == InputRecord(b"v", b"\xff", {"h": b"1"}, None)

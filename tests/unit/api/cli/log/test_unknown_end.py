@@ -1,4 +1,4 @@
-"""`rollbook log read` while it cannot be known where a log ends: a bookie of its open segment is down."""
+"""`rollbook log read` while a log's end is unknown: the bookie of its open segment is down."""
 
 import asyncio
 import json
@@ -88,7 +88,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("soon")
-def test_read_prints_closed_segments_and_says_why_it_ends(shell: Shell, damaged: Damaged) -> None:
+def test_read_prints_closed_segments_and_reports_the_stall(shell: Shell, damaged: Damaged) -> None:
     at = ("--server", damaged.url)
     found = shell.run("log", "read", "orders", *at, "-o", "json", code=UNAVAILABLE)
     assert [each["offset"] for each in json.loads(found)] == [*range(damaged.closed)]
@@ -105,7 +105,7 @@ def test_range_within_closed_segments_is_complete(shell: Shell, damaged: Damaged
 
 
 @pytest.mark.usefixtures("soon")
-def test_position_before_an_unknown_end_is_unknown(shell: Shell, damaged: Damaged) -> None:
+def test_position_relative_to_an_unknown_end_is_an_error(shell: Shell, damaged: Damaged) -> None:
     at = ("--server", damaged.url)
     assert not shell.run("log", "read", "orders", "--from", "-1", *at, code=UNAVAILABLE)
     assert "[STALLED]" in shell.errors

@@ -1,4 +1,4 @@
-"""`rollbook recovery` against three bookie processes, as an operator meets it."""
+"""The `rollbook recovery` commands against three bookie processes."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ HURT = "bk-2"
 
 
 class Cluster:
-    """Three processes with admin pages; the first one serves the metadata."""
+    """Three bookie processes with admin pages; the first one serves the metadata."""
 
     def __init__(self, children: processes.Family, folder: Path) -> None:
         self.folder = folder
@@ -73,7 +73,7 @@ class Cluster:
         return self.rollbook("recovery", "heal", HURT, *token, *arguments, code=code)
 
     def leave_open(self, count: int, *, write: int = 3, ack: int = 2) -> int:
-        """A ledger whose writer has died."""
+        """Create a ledger whose writer has died; returns its id."""
 
         async def leave() -> int:
             async with connect(self.url) as ledgers:
@@ -92,7 +92,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield Cluster(children, tmp_path_factory.mktemp("cluster"))
 
 
-def test_a_formatted_bookie_is_made_whole(cluster: Cluster) -> None:
+def test_formatted_bookie_is_healed(cluster: Cluster) -> None:
     ledger_id = cluster.leave_open(500)
     cluster.format(HURT)
     rehearsal = cluster.heal("--dry-run")
@@ -107,7 +107,7 @@ def test_a_formatted_bookie_is_made_whole(cluster: Cluster) -> None:
     assert cluster.heal() == "bk-2 is in no doubt about anything.\n"
 
 
-def test_what_has_no_copy_is_given_up_by_name(cluster: Cluster) -> None:
+def test_entries_without_a_copy_are_given_up_by_ledger_id(cluster: Cluster) -> None:
     ledger_id = cluster.leave_open(90, write=1, ack=1)
     cluster.format(HURT)
     table = cluster.heal(code=5)
@@ -125,7 +125,7 @@ def test_what_has_no_copy_is_given_up_by_name(cluster: Cluster) -> None:
     cluster.rollbook("ledger", "recover", str(ledger_id))
 
 
-def test_who_may_not_or_cannot_is_told(cluster: Cluster) -> None:
+def test_heal_errors_have_an_exit_code_and_a_reason(cluster: Cluster) -> None:
     cluster.rollbook("recovery", "heal", "bk-9", code=5)
     assert "it is not registered" in cluster.errors
     cluster.rollbook("recovery", "heal", HURT, code=6)
@@ -134,7 +134,7 @@ def test_who_may_not_or_cannot_is_told(cluster: Cluster) -> None:
     assert "write LEDGER or LEDGER:FIRST-LAST" in cluster.errors
 
 
-def test_what_is_accepted_is_said_by_ledger() -> None:
+def test_accepted_losses_are_parsed_by_ledger() -> None:
     assert accepted_of(()) == {}
     assert accepted_of(("7", "8:0-9", "8:20-20")) == {
         7: [WHOLE],
@@ -145,7 +145,7 @@ def test_what_is_accepted_is_said_by_ledger() -> None:
             accepted_of((text,))
 
 
-def test_the_last_sentence_says_what_is_left() -> None:
+def test_heal_summary_counts_healed_lost_and_waiting() -> None:
     healing = Healing(BookieId("bk-2"))
     healing.on_ledger(LedgerHealing(LedgerId(1), entries=1, has_been_closed=True))
     assert summary(healing, dry_run=False) == (

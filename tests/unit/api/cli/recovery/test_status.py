@@ -1,4 +1,4 @@
-"""`rollbook recovery status` and its like, as a user meets them, on an embedded store that somebody serves."""
+"""`rollbook recovery status` and related commands, on an embedded store that is served."""
 
 import asyncio
 import json
@@ -72,17 +72,17 @@ async def test_recovery_is_paused_and_resumed(tmp_path: Path) -> None:
 async def test_the_delay_is_shown_and_set(tmp_path: Path) -> None:
     async with site_in(tmp_path) as site:
         assert await site.json("delay") == {"delay_s": 300}
-        assert await site.marks.delay() is None, "to look changes nothing"
+        assert await site.marks.delay() is None, "showing the delay changes nothing"
         assert await site.run("delay", "60", "-o", "raw") == "60\n"
         assert await site.marks.delay() == (60, 0)
 
 
-async def test_the_rate_of_copies_is_shown_and_set(tmp_path: Path) -> None:
-    """AR21: for all workers, while they run."""
+async def test_copy_rate_is_shown_and_set(tmp_path: Path) -> None:
+    """AR21: the rate applies to all running workers."""
     async with site_in(tmp_path) as site:
         order = RateOrder(site.store, site.cluster)
         assert await site.json("rate") == {"bytes_per_s": 64 * 1024 * 1024}
-        assert await order.read() is None, "to look changes nothing"
+        assert await order.read() is None, "showing the rate changes nothing"
         assert await site.run("rate", "1000", "-o", "raw") == "1000\n"
         assert await order.read() == 1000
         for word in ("unlimited", "0"):
@@ -95,8 +95,8 @@ async def test_the_rate_of_copies_is_shown_and_set(tmp_path: Path) -> None:
                 rate(Metadata("sqlite:///m", ""), word, "json")
 
 
-async def test_an_audit_is_asked_for(tmp_path: Path) -> None:
-    """A person approves the loss of the bookies that are missing now, by name."""
+async def test_audit_is_requested_and_losses_approved(tmp_path: Path) -> None:
+    """`--anyway` approves the loss of the bookies that are missing now, by name."""
     async with site_in(tmp_path) as site:
         for bookie in (B1, B2):
             await CookieNodes(site.store, "/ledgers").create(Cookie(bookie, ("/j",), ("/d",)))
@@ -105,14 +105,14 @@ async def test_an_audit_is_asked_for(tmp_path: Path) -> None:
         assert await site.marks.delay() == (300, 0)
         order = await AuditOrders(site.store, site.cluster).read()
         assert order.approved == frozenset()
-        assert order.checks_asked_ms is not None, "all checks are asked for"
+        assert order.checks_asked_ms is not None, "all checks are requested"
         await site.run("audit", "--anyway")
         assert await site.marks.delay() == (300, 1)
         assert (await AuditOrders(site.store, site.cluster).read()).approved == {B1, B2}
 
 
-async def test_what_is_to_be_done_is_listed(tmp_path: Path) -> None:
-    """BL22, BL32: each ledger with its bookies, and what its last repair ended with."""
+async def test_pending_repairs_and_drains_are_listed(tmp_path: Path) -> None:
+    """BL22, BL32: each ledger is listed with its bookies and the result of its last repair."""
     async with site_in(tmp_path) as site:
         drains, failures = (
             DrainTasks(site.store, site.cluster),
@@ -143,7 +143,7 @@ async def test_what_is_to_be_done_is_listed(tmp_path: Path) -> None:
             "message": "no good copy",
             "lost": ["3-5"],
         }
-        assert "not the text" in rows[1]["message"], "it cannot be read"
+        assert "not the text" in rows[1]["message"], "this mark cannot be read"
         assert rows[1]["locked_by"] == "worker-1"
         assert (rows[2]["task"], rows[2]["bookies"]) == ("drain", [B2])
         assert [row["ledger_id"] for row in await site.json("ls", "--failed")] == [7]
@@ -156,8 +156,8 @@ async def test_what_is_to_be_done_is_listed(tmp_path: Path) -> None:
         assert found["ledgers_locked"] == 1
 
 
-async def test_who_takes_part_is_shown(tmp_path: Path) -> None:
-    """AR13: by BookKeeper's own votes, so Java's auditor is shown, too."""
+async def test_status_shows_auditor_and_processes(tmp_path: Path) -> None:
+    """AR13: the auditor is read from BookKeeper's election, so a Java auditor is shown, too."""
     async with site_in(tmp_path) as site:
         assert await site.json("auditor") == {"auditor": None, "steward": None}
         folder = site.marks.election_folder

@@ -1,8 +1,8 @@
-"""What operators get wrong first, as a table: a bookie that cannot start ends with a sentence, a next step and an exit code, and
-starts once the cause is gone.
+"""Common mistakes of operators, as a table: a bookie that cannot start ends with an error, a next step and an exit code,
+and starts once the cause is removed.
 
-Elsewhere: ZooKeeper that is down (`test_server_readiness`), a certificate for another name (`test_peer_credentials`), a full disk
-(`unit/bookie/test_identity`, `deploy --of systemd`), wrong values of the chart (`architecture/test_chart`).
+Other tests cover ZooKeeper being down (`test_server_readiness`), a certificate for another name (`test_peer_credentials`),
+a full disk (`unit/bookie/test_identity`, `deploy --of systemd`) and wrong chart values (`architecture/test_chart`).
 """
 
 import re
@@ -23,7 +23,7 @@ from tests.unit.api.cli.server.test_bookie import make_cluster
 
 @dataclass
 class Case:
-    """A bookie, and what is wrong about it."""
+    """A bookie with a mistake in its settings, files or surroundings."""
 
     folder: Path
     url: str
@@ -32,7 +32,7 @@ class Case:
     bookie_id: str = "bk-1"
     listen: str = "127.0.0.1:0"
     flags: list[str] = field(default_factory=list)
-    left_out: str = ""  # A flag, with its value.
+    left_out: str = ""  # This flag is omitted, with its value.
     environment: dict[str, str] = field(default_factory=dict)
     mend: Callable[[], None] = lambda: None
 
@@ -47,7 +47,7 @@ class Case:
         return [*words, "--startup-s", "0", *self.flags]
 
     def run_once(self) -> None:
-        """A bookie that was here before, and ended well."""
+        """Start a bookie on these directories and stop it normally."""
         bookie = bookies.start(self.children, self.folder, self.url, bookie_id=self.bookie_id)
         bookie.wait_ready()
         bookie.terminate()
@@ -65,7 +65,7 @@ def _no_metadata(case: Case) -> None:
 
 
 def _unwritable(case: Case) -> None:
-    """Where root may not write either."""
+    """Not even root may write to this folder."""
     writable, case.folder = case.folder, Path("/sys/rollbook")
     case.mend = lambda: setattr(case, "folder", writable)
 
@@ -77,7 +77,7 @@ def _volume_of_another(case: Case) -> None:
 
 
 def _id_of_another(case: Case) -> None:
-    """It runs, and goes on."""
+    """Another bookie with this id keeps running."""
     other = bookies.start(case.children, case.folder / "other", case.url)
     other.wait_ready()
 
@@ -125,7 +125,7 @@ def _newer_files(case: Case) -> None:
     case.mend = mend
 
 
-# What is wrong; the exit code; the name of the error; a part of the next step.
+# Name of the mistake: what makes it, exit code, error name, part of the next step.
 CASES: Final = {
     "a misspelt setting": (_misspelt, 2, "BAD_CONFIG", "known: alone_after_chunks, cache_bytes"),
     "no metadata URL": (_no_metadata, 2, "BAD_CONFIG", "set --metadata or ROLLBOOK_METADATA"),
@@ -148,7 +148,7 @@ def case(tmp_path: Path) -> Iterator[Case]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_it_is_explained_and_can_be_mended(case: Case, name: str) -> None:
+def test_failed_start_is_explained_and_can_be_fixed(case: Case, name: str) -> None:
     spoil, code, error_name, next_step = CASES[name]
     spoil(case)
     done = commands.run(*case.command, environment={"NO_COLOR": "1", **case.environment})

@@ -1,4 +1,4 @@
-"""`rollbook server bookie` as operators run it: real processes, on both kinds of metadata store."""
+"""`rollbook server bookie` as real processes, on both kinds of metadata store."""
 
 import asyncio
 import json
@@ -38,7 +38,7 @@ from tests.support.certificates import Authority
 from tests.support.processes import Family
 
 ID = BookieId("bk-1")
-LONG_SESSION = {"ROLLBOOK_SESSION_TIMEOUT_S": "600"}  # Longer than any test: nothing runs out.
+LONG_SESSION = {"ROLLBOOK_SESSION_TIMEOUT_S": "600"}  # Longer than any test: no session expires.
 PAYLOAD = b"payload"
 MIB = 1024 * 1024
 
@@ -51,7 +51,7 @@ def children() -> Iterator[Family]:
 
 @pytest.fixture(params=["sqlite", "zk"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Of a cluster at a root of its own."""
+    """The metadata URL of a new cluster."""
     if request.param == "sqlite":
         found = f"sqlite://{tmp_path}/metadata.db"
     else:
@@ -93,7 +93,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @asynccontextmanager
 async def looking(url: str) -> AsyncIterator[tuple[MetadataStore, str]]:
-    """At the store that a bookie serves, or ZooKeeper; and the ledgers root."""
+    """Open the store, served by a bookie or ZooKeeper; yields it and the ledgers root."""
     async with await open_metadata_store(url, visit=True) as store:
         yield store, "/" + url.partition("://")[2].partition("/")[2] if "zk" in url else "/ledgers"
 
@@ -125,10 +125,10 @@ async def read(address: Address, ledger_id: int) -> None:
 # --- Life -------------------------------------------------------------------------------------
 
 
-async def test_a_bookie_serves_and_ends_in_order(
+async def test_bookie_unregisters_on_sigterm_and_keeps_entries(
     url: str, tmp_path: Path, children: Family
 ) -> None:
-    """SIGTERM ends its session, however long that would last; what was added is there again."""
+    """SIGTERM ends the session at once, however long its time-out is."""
     for life in range(2):
         bookie = bookies.start(children, tmp_path / "b", url, environment=LONG_SESSION)
         address = bookie.wait_ready()
@@ -141,14 +141,14 @@ async def test_a_bookie_serves_and_ends_in_order(
         assert not await is_registered(url)
 
 
-async def test_a_killed_bookie_is_back_before_its_session_has_ended(
+async def test_killed_bookie_restarts_before_its_session_expires(
     url: str, tmp_path: Path, children: Family
 ) -> None:
-    """RG2: with the lock it holds the proof that nobody else has its name."""
+    """RG2: the lock on its directories proves that no other process has its id."""
     bookie = bookies.start(children, tmp_path / "b", url, environment=LONG_SESSION)
     await write_and_read(bookie.wait_ready(), 7)
     bookie.kill()
-    assert await is_registered(url)  # Its session does not know yet.
+    assert await is_registered(url)  # Its session has not expired yet.
     bookie = bookies.start(children, tmp_path / "b", url, environment=LONG_SESSION)
     await read(bookie.wait_ready(), 7)
     bookie.terminate()
@@ -156,10 +156,10 @@ async def test_a_killed_bookie_is_back_before_its_session_has_ended(
     assert not await is_registered(url)
 
 
-async def test_after_a_pause_beyond_its_session_it_is_registered_again(
+async def test_bookie_registers_again_after_its_session_expired(
     url: str, tmp_path: Path, children: Family
 ) -> None:
-    """The other bookie is there to serve the embedded store while the first one stands still."""
+    """The other bookie serves the embedded store while the first one is stopped."""
     host = bookies.start(children, tmp_path / "host", url, bookie_id="host")
     host.wait_ready()
     short = {"ROLLBOOK_SESSION_TIMEOUT_S": "1"}
@@ -194,7 +194,7 @@ async def test_several_bookies_live_on_one_host(
     assert [bookie.wait() for bookie in running] == [0, 0, 0]
 
 
-async def test_a_bk_server_conf_is_all_it_takes(
+async def test_bookie_starts_from_a_bk_server_conf(
     zookeeper: object, tmp_path: Path, children: Family
 ) -> None:
     tree = zookeeper
@@ -237,7 +237,7 @@ async def test_a_bk_server_conf_is_all_it_takes(
     assert (tmp_path / "ledgers2" / "VERSION").exists()
 
 
-async def test_a_failed_journal_ends_the_process_with_a_code_of_its_own(
+async def test_journal_failure_ends_the_bookie_with_its_exit_code(
     local_url: str, tmp_path: Path, children: Family
 ) -> None:
     """B6."""
@@ -254,10 +254,10 @@ async def test_a_failed_journal_ends_the_process_with_a_code_of_its_own(
         assert bookie.wait() == EXIT_STORAGE_FAILED
 
 
-async def test_behind_mutual_tls_only_those_it_knows_get_an_answer(
+async def test_mutual_tls_accepts_only_trusted_client_certificates(
     local_url: str, tmp_path: Path, children: Family
 ) -> None:
-    """Nobody who shows nothing, or what another authority has signed."""
+    """Clients with no certificate, or one of another authority, are refused."""
     for name in ("ours", "theirs"):
         (tmp_path / name).mkdir()
     ours, theirs = Authority.make(tmp_path / "ours"), Authority.make(tmp_path / "theirs")
@@ -288,7 +288,7 @@ async def test_behind_mutual_tls_only_those_it_knows_get_an_answer(
 async def ask_behind_tls(
     address: Address, authority: Authority, shown: TlsFiles | None
 ) -> type[RollbookError] | None:
-    """How a read of what is not there fails."""
+    """Read a missing ledger over TLS; returns the error of the reply."""
     context = ssl.create_default_context(cafile=authority.certificate)
     if shown:
         context.load_cert_chain(shown.certificate, shown.key)
@@ -301,10 +301,10 @@ async def ask_behind_tls(
     return reply.error
 
 
-async def test_no_more_connections_are_taken_than_there_are_files_for(
+async def test_connections_are_limited_by_the_file_limit(
     local_url: str, tmp_path: Path, children: Family
 ) -> None:
-    """Else the store would be refused its next file, and the bookie would have to end."""
+    """Otherwise the store could not open its next file, and the bookie would have to exit."""
     command = [sys.executable, "-m", "rollbook.api.cli.main"]
     command += bookies.arguments(tmp_path / "b", local_url)
     shell = ("sh", "-c", 'ulimit -n 900 && exec "$@"', "sh")
@@ -314,7 +314,7 @@ async def test_no_more_connections_are_taken_than_there_are_files_for(
         for _ in range(1000):
             stack.enter_context(socket.create_connection((address.host, address.port)))
         async with asyncio.timeout(PATIENCE_S):
-            while bookie.open_files > 300:  # Those that are too many are hung up on.
+            while bookie.open_files > 300:  # Surplus connections are closed.
                 await asyncio.sleep(0.05)
     async with asyncio.timeout(PATIENCE_S):
         while bookie.open_files > 100:
@@ -324,7 +324,7 @@ async def test_no_more_connections_are_taken_than_there_are_files_for(
 
 
 def refusal_of(*command: str) -> RollbookError:
-    """In this process: one for each would take seconds."""
+    """Run a command in this process: starting a new one would take seconds."""
     with pytest.raises(RollbookError) as refused:
         rollbook(command, standalone_mode=False)
     return refused.value
@@ -333,7 +333,7 @@ def refusal_of(*command: str) -> RollbookError:
 # --- Refusals ---------------------------------------------------------------------------------
 
 
-async def test_a_wiped_bookie_says_how_to_go_on_and_that_works(
+async def test_advice_to_a_wiped_bookie_works(
     local_url: str, tmp_path: Path, children: Family
 ) -> None:
     """B8."""
@@ -352,13 +352,13 @@ async def test_a_wiped_bookie_says_how_to_go_on_and_that_works(
     doctor = run("bookie", "doctor", *words[3:])
     assert doctor.returncode == 8
     assert remedy in doctor.stdout
-    assert run(*words[1:]).returncode == 2  # It asks, and nobody is there to answer.
+    assert run(*words[1:]).returncode == 2  # It asks for confirmation, but has no terminal.
     assert run(*words[1:], "--yes").returncode == 0
     assert run("bookie", "doctor", *words[3:]).returncode == 0
     bookies.start(children, folder, local_url).wait_ready()
 
 
-async def test_a_second_process_on_its_directories_is_refused(
+async def test_second_process_on_the_same_directories_is_refused(
     local_url: str, tmp_path: Path, children: Family
 ) -> None:
     bookie = bookies.start(children, tmp_path / "b", local_url)
@@ -382,7 +382,7 @@ async def test_a_second_process_on_its_directories_is_refused(
         (["--config", "/does/not/exist.toml"], "cannot read"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_in_a_line(
+def test_invalid_bookie_settings_are_refused(
     local_url: str, tmp_path: Path, flags: list[str], message: str
 ) -> None:
     refused = refusal_of(*bookies.arguments(tmp_path / "b", local_url), *flags)
@@ -390,18 +390,20 @@ def test_what_cannot_be_meant_is_refused_in_a_line(
     assert not (tmp_path / "b").exists()
 
 
-def test_a_port_that_is_taken_is_named(local_url: str, tmp_path: Path) -> None:
+def test_port_in_use_is_named_in_the_error(local_url: str, tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         refused = refusal_of(*bookies.arguments(tmp_path / "b", local_url, listen=address))
     assert (exit_code(refused), address in str(refused)) == (2, True)
-    assert not (tmp_path / "b").exists(), "with another port it would be another bookie's"
+    assert not (tmp_path / "b").exists(), (
+        "on another port the directories would be of another bookie"
+    )
 
 
-def test_a_start_that_fails_says_why_once(local_url: str, tmp_path: Path) -> None:
-    """The log tells what happened, the last lines why and what to do; nothing else has failed."""
+def test_failed_start_reports_its_reason_once(local_url: str, tmp_path: Path) -> None:
+    """The last lines have the reason and the next step; the log before them has no errors."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -418,7 +420,7 @@ def test_a_start_that_fails_says_why_once(local_url: str, tmp_path: Path) -> Non
     assert events[-1]["event"] == "bookie_stopped"
 
 
-def test_without_a_cluster_there_is_no_bookie(tmp_path: Path) -> None:
+def test_bookie_without_a_cluster_is_refused(tmp_path: Path) -> None:
     refused = refusal_of(*bookies.arguments(tmp_path / "b", f"sqlite://{tmp_path}/none.db"))
     assert (exit_code(refused), "rollbook cluster init" in str(refused)) == (3, True)
 
@@ -426,7 +428,7 @@ def test_without_a_cluster_there_is_no_bookie(tmp_path: Path) -> None:
 # --- Settings ---------------------------------------------------------------------------------
 
 
-async def test_flags_beat_the_environment_and_that_the_file(
+async def test_flags_override_environment_which_overrides_file(
     local_url: str, tmp_path: Path, children: Family
 ) -> None:
     config = tmp_path / "bookie.toml"

@@ -1,4 +1,4 @@
-"""What a log server is set to, and who may say otherwise."""
+"""Settings of a log server, and the token that it shows to other servers."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from rollbook.proto.errors import BadConfig
 URL = "sqlite:///metadata.db"
 
 
-def test_idle_explicit_lac_is_every_30_s_unless_it_is_set(
+def test_idle_explicit_lac_interval_defaults_to_30_s(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usual = LogSettings(LogServerConfig(URL)).ledger
@@ -36,7 +36,7 @@ def test_idle_explicit_lac_is_every_30_s_unless_it_is_set(
         ("metadata", "nonsense"),
     ],
 )
-def test_what_only_the_server_understands_is_judged_with_its_settings(
+def test_invalid_log_server_setting_names_its_place_in_the_file(
     setting: str, value: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "rollbook.toml"
@@ -47,8 +47,8 @@ def test_what_only_the_server_understands_is_judged_with_its_settings(
     assert f"([log_server] {setting} in {file})" in refused.value.message
 
 
-def test_token_file_that_is_empty_for_a_moment_changes_nothing(tmp_path: Path) -> None:
-    """AF1: other servers are shown the token that was there before."""
+def test_temporarily_empty_token_file_keeps_the_token(tmp_path: Path) -> None:
+    """AF1: other servers are still sent the previous token."""
     file = tmp_path / "token"
     file.write_text("the-first-token-0123456789\n")
     file.chmod(0o600)

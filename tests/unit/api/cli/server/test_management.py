@@ -1,4 +1,4 @@
-"""HTTP management as processes: a bookie is drained over HTTP while a cluster serves."""
+"""HTTP management of running servers: for example, a bookie is drained over HTTP."""
 
 import asyncio
 import json
@@ -33,7 +33,7 @@ USUAL = "http://127.0.0.1:7500/api/v1"
 
 
 def drain_as_an_operation() -> str:
-    """As the page has it, after the scripts that `tests/unit/docs/test_scaled_down.py` runs."""
+    """The section's last script; `tests/unit/docs/test_scaled_down.py` runs the earlier ones."""
     text = (REPOSITORY / "docs" / "operations.md").read_text()
     section = text.partition("\n## A cluster scaled down by curl\n")[2].partition("\n## ")[0]
     return str(re.findall(r"(?ms)^```bash\n(.*?)^```", section)[-1])
@@ -55,7 +55,7 @@ def test_a_bookie_is_drained_over_http_while_a_log_is_written(tmp_path: Path) ->
         api = f"{found[1]}/api/v1"
         (rest,) = re.findall(r"^rest +(\S+)/v1$", dev.said, re.MULTILINE)
         browser = Request(f"{rest}/", headers={"accept": "text/html,*/*;q=0.8"})
-        with urlopen(browser, timeout=PATIENCE_S) as page:  # It finds it from there.
+        with urlopen(browser, timeout=PATIENCE_S) as page:  # A browser is redirected.
             assert page.url == f"{found[1]}/dashboard"
         with rollbook.connect(f"log://{dev.address}") as client:
             log = client.open("orders", create=True)
@@ -71,18 +71,18 @@ def test_a_bookie_is_drained_over_http_while_a_log_is_written(tmp_path: Path) ->
                 while not shell.done():
                     log.append(b"meanwhile")
                 said = shell.result()
-            shows_pages_of_its_bookies(bookie)
+            check_admin_pages(bookie)
             with pytest.raises(HTTPError) as refused:
                 ask("DELETE", bookie)
             assert json.loads(refused.value.read())["detail"] == f"{ensemble[0]} still runs"
             first, again = (json.loads(each) for each in said.splitlines() if each[:1] == "{")
-            assert first == again, "the key belongs to one operation"
+            assert first == again, "the same key returns the same operation"
             assert first["result"] == {"drained": [ensemble[0]]}
             assert next(iter(log.read(0, 1))).value == b"before"
 
 
-def shows_pages_of_its_bookies(bookie: str) -> None:
-    """BL29: those of `rollbook dev` have no port for them."""
+def check_admin_pages(bookie: str) -> None:
+    """BL29: bookies of `rollbook dev` have no HTTP port of their own."""
     for page in ("status", "state", "gc", "space", "compaction", "scrub"):
         assert "answer" in ask("GET", f"{bookie}/pages/{page}"), page
     ask("PUT", f"{bookie}/pages/suspend-compaction", {"suspendMajor": True})
@@ -114,10 +114,8 @@ def make_metadata(folder: Path) -> str:
         (["--http", "127.0.0.1:0", "--http-tls-key", "x"], "http_tls_certificate"),
     ],
 )
-def test_flags_that_make_no_sense_or_open_it_to_all_are_refused(
-    flags: list[str], said: str
-) -> None:
-    """MG2: before anything is started."""
+def test_unsafe_or_inconsistent_http_flags_are_refused(flags: list[str], said: str) -> None:
+    """MG2: the flags are refused before any server starts."""
     command = ["recovery", "--metadata", "sqlite:///m", *flags]
     result = CliRunner().invoke(group, command, standalone_mode=False)
     assert isinstance(result.exception, BadConfig)
@@ -145,8 +143,8 @@ def test_server_all_refuses_a_bad_address_before_it_starts(
     assert not (tmp_path / "data").exists()
 
 
-def test_a_drain_goes_on_after_its_runner_was_killed(tmp_path: Path) -> None:
-    """OP4: the first server runs the operation and has no steward; the second one ends it."""
+def test_drain_continues_after_its_server_is_killed(tmp_path: Path) -> None:
+    """OP4: the first server begins the operation but has no steward; the second completes it."""
     url = make_metadata(tmp_path)
     command = (sys.executable, "-m", "rollbook.api.cli.main", "server", "recovery")
     where = ("--metadata", url, "--http", "127.0.0.1:0", "--log-level", "error")
@@ -167,7 +165,7 @@ def test_a_drain_goes_on_after_its_runner_was_killed(tmp_path: Path) -> None:
                     if found["state"] == state:
                         return found
                 time.sleep(0.05)
-            raise AssertionError(f"it was not {state} within {PATIENCE_S:g} s")
+            raise AssertionError(f"the operation was not {state} within {PATIENCE_S:g} s")
 
         first, api = start("--no-auditor", "--name", "first")
         directories = {"journal_dirs": ["/journal"], "ledger_dirs": ["/ledgers"]}
@@ -193,7 +191,7 @@ def test_a_missing_access_file_is_named_before_the_server_has_started(tmp_path: 
     assert "recovery_server_started" not in said
 
 
-def test_a_taken_port_is_one_line_and_wrong_usage(tmp_path: Path) -> None:
+def test_port_in_use_ends_with_usage_exit_code(tmp_path: Path) -> None:
     url = make_metadata(tmp_path)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -1,4 +1,4 @@
-"""Log servers, bookies and clients that speak TLS to each other, as real processes: nothing readable is on the network."""
+"""TLS between log servers, bookies and clients as real processes: the network shows no secret."""
 
 import asyncio
 import random
@@ -32,7 +32,9 @@ QUIET = ("--log-level", "error")
 
 @contextmanager
 def cluster(folder: Path) -> Iterator[tuple[str, Authority]]:
-    """Three bookies that serve nobody without a certificate, and two log servers; yields the clients' URL."""
+    """Three bookies that require client certificates, and two log servers; yields the URL for
+    clients and the authority.
+    """
     authority = Authority.make(folder)
     bookie_tls = authority.issue("bookie", "IP:127.0.0.1,DNS:localhost")
     log_tls = authority.issue("log", f"DNS:{NAME}")
@@ -101,7 +103,7 @@ async def _initialise(url: str) -> None:
 
 @pytest.mark.skipif(not hasattr(socket, "AF_PACKET"), reason="captures packets as Linux does")
 def test_no_record_and_no_token_is_readable_on_the_network(tmp_path: Path) -> None:
-    """One name is in both log servers' certificates; each of them is asked for a log that the other one owns."""
+    """Both log servers' certificates have the same name, and each is asked for the other's logs."""
     try:
         capture = Capture(RECORD, TOKEN.encode(), interface="lo")
     except PermissionError:
@@ -171,9 +173,7 @@ def test_no_record_and_no_token_is_readable_on_the_network(tmp_path: Path) -> No
         ),
     ],
 )
-def test_settings_of_tls_that_would_not_be_used_are_refused(
-    flags: tuple[str, ...], said: str
-) -> None:
+def test_unused_tls_settings_are_refused(flags: tuple[str, ...], said: str) -> None:
     found = commands.run("server", "log", "--metadata", "sqlite:///tmp/none.db", *flags)
     assert found.returncode == 2
     assert said in found.stderr.decode()
@@ -199,7 +199,7 @@ def test_a_certificate_that_other_servers_would_refuse_is_reported(tmp_path: Pat
     assert reported("log-1", **trusted) == []
     assert reported("log-9", tls_name=NAME, **trusted) == []
     assert reported("log-1", tls_authorities=authority.certificate) == []
-    assert reported("127.0.0.1") == []  # No other server can be elsewhere.
+    assert reported("127.0.0.1") == []  # All other servers are on this host, too.
     (reason,) = reported("log-9", **trusted)
     assert "Hostname mismatch" in reason
     for settings in ({}, {"peer_authorities": other.certificate}):

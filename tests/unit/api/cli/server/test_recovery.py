@@ -1,4 +1,4 @@
-"""Recovery as processes: a bookie is killed, and its copies are made elsewhere."""
+"""Recovery as processes: copies of a killed bookie are made on other bookies."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ QUICK = {"ROLLBOOK_AUDIT_LOST_BOOKIE_DELAY_S": "1", "ROLLBOOK_WORKER_GRACE_S": "
 
 
 async def write_ledgers(url: str, count: int) -> list[LedgerId]:
-    """Every second one is left open by a writer that is gone. Those on the bookie that is lost."""
+    """Write ledgers, every second one left open; returns the ids of those with copies on `LOST`."""
     ids = []
     async with connect(url) as ledgers:
         await ledgers.until_writable(4, PATIENCE_S)
@@ -59,7 +59,7 @@ async def until_gone(url: str) -> None:
 
 
 async def until_dropped(url: str, ids: list[LedgerId]) -> None:
-    """The bookie that is back gives up copies that nobody counts on."""
+    """Wait until the restarted bookie has deleted the copies that metadata no longer names."""
     async with asyncio.timeout(PATIENCE_S), connect(url) as ledgers:
         while not ledgers.live().find(LOST):
             await asyncio.sleep(0.1)
@@ -71,8 +71,10 @@ async def until_dropped(url: str, ids: list[LedgerId]) -> None:
                 await asyncio.sleep(0.1)
 
 
-def test_a_killed_bookies_copies_are_made_elsewhere(tmp_path: Path) -> None:
-    """AR1, AR2, AR3, AR5, AR6, AR12, AR16, AR18, AR23, BL24: one command starts auditor and worker, on a machine of their own."""
+def test_killed_bookies_copies_are_re_replicated(tmp_path: Path) -> None:
+    """AR1, AR2, AR3, AR5, AR6, AR12, AR16, AR18, AR23, BL24: auditor and worker run in one process,
+    apart from the bookies.
+    """
     names = ("bk-1", "bk-2", "bk-3", LOST)
     with processes.family() as children:
         cluster = ProcessCluster(children, tmp_path, names)
@@ -112,8 +114,8 @@ def test_a_killed_bookies_copies_are_made_elsewhere(tmp_path: Path) -> None:
         ]
 
 
-def test_bookies_with_recovery_make_the_copies_of_one_that_is_killed(tmp_path: Path) -> None:
-    """AR4, AR20, BL24: no process of its own; and the bookie that is back drops what was copied elsewhere."""
+def test_bookies_with_recovery_re_replicate_a_killed_bookie(tmp_path: Path) -> None:
+    """AR4, AR20, BL24: recovery runs inside the bookies; the restarted one drops surplus copies."""
     names = ("bk-1", "bk-2", "bk-3", LOST)
     with processes.family() as children:
         more = {"ROLLBOOK_WITH_RECOVERY": "1", "ROLLBOOK_SPACE_SURPLUS_INTERVAL_S": "0.5"}
@@ -125,8 +127,8 @@ def test_bookies_with_recovery_make_the_copies_of_one_that_is_killed(tmp_path: P
         asyncio.run(until_dropped(cluster.url, ids))
 
 
-def test_a_person_moves_copies_and_takes_the_bookie_out(tmp_path: Path) -> None:
-    """AR16, AR36, AR39, AR40, BL26: refused while it takes entries, counted, done, and the cookie is gone."""
+def test_recovery_bookie_refuses_a_running_bookie_then_runs(tmp_path: Path) -> None:
+    """AR16, AR36, AR39, AR40, BL26: `--dry-run` counts the ledgers, and `--yes` is required."""
     names = ("bk-1", "bk-2", "bk-3", LOST)
     with processes.family() as children:
         cluster = ProcessCluster(children, tmp_path, names)
@@ -158,7 +160,7 @@ def test_a_person_moves_copies_and_takes_the_bookie_out(tmp_path: Path) -> None:
         (["--metadata", "sqlite:///m", "--tls-key", "x.pem"], "tls_certificate"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused_by_name(flags: list[str], setting: str) -> None:
+def test_invalid_recovery_settings_are_refused_by_name(flags: list[str], setting: str) -> None:
     result = CliRunner().invoke(group, ["recovery", *flags], standalone_mode=False)
     assert isinstance(result.exception, BadConfig)
     assert setting in result.exception.settings
@@ -183,8 +185,10 @@ rwRereplicateBackoffMs=7000
 """
 
 
-def test_a_file_of_bookkeeper_says_how_to_recover(tmp_path: Path) -> None:
-    """AR8, AR9: of its autorecovery, and of a bookie that has it in its process; in BookKeeper's units."""
+def test_bookkeeper_conf_sets_recovery_settings(tmp_path: Path) -> None:
+    """AR8, AR9: the file is read by a recovery server and by a bookie with recovery, and its values
+    are converted from BookKeeper's units.
+    """
     path = tmp_path / "bk_server.conf"
     path.write_text(CONF)
     alone = load_recovery_settings(str(path))
@@ -208,7 +212,7 @@ def test_a_file_of_bookkeeper_says_how_to_recover(tmp_path: Path) -> None:
         load_recovery_settings(str(path))
 
 
-def test_a_bookies_recovery_speaks_to_bookies_as_clients_do_to_it(tmp_path: Path) -> None:
+def test_recovery_in_a_bookie_uses_the_bookies_tls_files(tmp_path: Path) -> None:
     path = tmp_path / "bookie.toml"
     path.write_text(
         """

@@ -1,4 +1,4 @@
-"""Who gave a bad value is found by the setting's name, which an error carries."""
+"""An error names its settings, so that the place of a bad value can be found."""
 
 from dataclasses import fields
 from pathlib import Path
@@ -102,7 +102,7 @@ def test_every_server_flag_can_be_set_in_the_environment_and_in_the_file(
         usual |= {"journal_dir": "/j", "ledger_dir": "/l"}
     elif name.startswith("bookie_"):
         usual |= {"bookie_authorities": "a.pem", "bookie_certificate": "b.pem"}
-    if name in ("bookie_authorities", "bookie_certificate"):  # The first needs no other one.
+    if name in ("bookie_authorities", "bookie_certificate"):  # Authorities need no certificate.
         usual.pop("bookie_certificate")
     if name == "rest_origin":
         usual |= {"rest": "127.0.0.1:4001"}
@@ -131,7 +131,7 @@ def test_every_server_flag_can_be_set_in_the_environment_and_in_the_file(
         assert settings([], {}, {}) != by_flag
 
 
-def test_a_level_that_is_none_is_told_with_its_place(tmp_path: Path) -> None:
+def test_invalid_log_level_names_its_place_in_the_file(tmp_path: Path) -> None:
     file = tmp_path / "server.toml"
     for load, section in (
         (bookie_settings.load_settings, "bookie"),
@@ -143,6 +143,6 @@ def test_a_level_that_is_none_is_told_with_its_place(tmp_path: Path) -> None:
         assert f"([{section}] log_level in {file})" in refused.value.message
 
 
-def test_a_port_alone_is_every_address_for_pages_too() -> None:
+def test_http_port_without_a_host_binds_all_addresses() -> None:
     config = BookieConfig(metadata="zk://a/l", http=":8001")
     assert bookie_settings.http_address_of(config) == Address("0.0.0.0", 8001)
