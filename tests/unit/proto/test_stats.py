@@ -11,7 +11,6 @@ from rollbook.proto.stats import (
     LATENCY_BOUNDS_NS,
     SIZE_BOUNDS,
     Histogram,
-    MetricKind,
     new_latency,
 )
 
@@ -59,4 +58,3 @@ def test_quantile_above_all_bounds_is_the_highest_bound() -> None:
     histogram = Histogram((10, 20))
     histogram.observe(10**9)
     assert histogram.quantile(0.5) == 20
-    assert MetricKind.HISTOGRAM.value == "histogram"

@@ -112,7 +112,7 @@ async def test_client_without_tls_gets_no_echo() -> None:
         network = SocketTransport()
         transport, asker = await network.connect(Asker, address, timeout_s=PATIENCE_S)
         assert isinstance(asker, Asker)
-        transport.write(bytes(100))
+        transport.write(b"ping" * 25)
         await asyncio.wait_for(asker.heard, PATIENCE_S)
         assert b"ping" not in asker.heard.result()
         transport.abort()
