@@ -1,5 +1,5 @@
-"""The processes of a run: bookies and clients that are started again and again, each life with files of
-its own for the responses it gets (`history/`) and its log (`logs/`)."""
+"""The processes of a run: bookies and clients that are restarted many times; each process has its own
+files for the responses it gets (`history/`) and for its log (`logs/`)."""
 
 import asyncio
 import sys
@@ -10,13 +10,13 @@ from typing import Final
 
 from tests.support.processes import Child, Family
 
-_PAUSE_S: Final = 0.3  # Before a process that could not start is started again.
-# Tells errors to a file; the process stays the one that was started.
+_PAUSE_S: Final = 0.3  # Pause before a process that could not start is started again.
+# Redirects stderr to a file; exec keeps the process id.
 _LOGGED: Final = ("sh", "-c", 'exec 2>>"$0"; exec "$@"')
 
 
 class Actor:
-    """One of the cast, whatever life it is in."""
+    """A named bookie or client, across its restarts."""
 
     def __init__(
         self,
@@ -27,11 +27,11 @@ class Actor:
         environment: Mapping[str, str],
         on_line: Callable[["Actor", str], None],
     ) -> None:
-        """`command` makes that of a life from the life's name."""
+        """`command` returns the command line for a process of this name and number."""
         self.name = name
         self.lives = 0
-        self.unasked: list[str] = []  # How it ended when nobody had killed it.
-        self.refusals = 0  # It ended before it was ready: what it needs was away.
+        self.unasked: list[str] = []  # Ends that the run did not cause.
+        self.refusals = 0  # Ends before it was ready, because a dependency was unavailable.
         self._children = children
         self._logs = logs
         self._command = command
@@ -43,7 +43,7 @@ class Actor:
         self._starting: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Unless it runs: on a slow machine faults overlap that were not meant to, and one's end was first."""
+        """Does nothing if it runs: on a slow machine faults overlap, and another one may have restarted it."""
         if self._starting is not None:
             self._starting.cancel()
             self._starting = None
@@ -61,7 +61,7 @@ class Actor:
             await self._ready.wait()
 
     def kill(self) -> None:
-        """SIGKILL; nobody starts it again but `start`."""
+        """Kills it with SIGKILL; only `start` starts it again."""
         if self._starting is not None:
             self._starting.cancel()
             self._starting = None
@@ -79,7 +79,7 @@ class Actor:
         self._is_stopped = False
 
     def say(self, line: str) -> None:
-        """Lost if it is dead."""
+        """Sends a line; it is lost if the process is dead."""
         if self._child is not None:
             with suppress(BrokenPipeError):
                 self._child.say(line)
@@ -97,7 +97,7 @@ class Actor:
         lines = self._child.take_lines()
         for line in lines:
             if not self._ready.is_set():
-                self._ready.set()  # The first line of everybody says so.
+                self._ready.set()  # The first line of each process means that it is ready.
             self._on_line(self, line)
         if not lines and not self._child.is_running:
             self._on_end()
@@ -126,7 +126,7 @@ def client_command(
 
 
 def tracebacks(logs: Path) -> list[str]:
-    """What nobody expected, by the last line of each."""
+    """Unexpected exceptions: the last line of each traceback."""
     found = []
     for path in sorted(logs.iterdir()):
         lines = path.read_text(errors="replace").splitlines()

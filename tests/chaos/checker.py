@@ -3,9 +3,9 @@
 - **lost**: an entry that was confirmed to a writer is in the ledger: its last entry is that one or a later one.
 - **contents**: entry i is the i-th that was written, for every reader at every time.
 - **one end**: all clients that learned where a ledger ends learned the same, and metadata says so, too.
-- **prefix**: a reader is shown entries without a gap, and none that the closed ledger has not.
+- **prefix**: a reader is shown entries without a gap, and none beyond the end of the closed ledger.
 - **refused**: an entry that was refused to a writer is not in the ledger.
-- **late**: nothing that was handed over after somebody had seen the ledger closed is confirmed.
+- **late**: no append that was handed over after a client had seen the ledger closed is confirmed.
 - **open**: when all is healed, every ledger is closed.
 - **audit**: each ledger was then read to its end, more than once, and all its copies were looked at.
 - **copies**: no entry has fewer sound copies than its ack quorum, and no copy is wrong or in doubt.
@@ -19,7 +19,7 @@ from tests.chaos.history import NOT_CLOSED, Event
 
 NEVER: Final = 1 << 62
 AUDITOR: Final = "auditor"
-"""How the names of those begin who read everything at the end."""
+"""The prefix of the clients that read everything at the end."""
 AUDITS_MIN: Final = 2
 
 
@@ -27,8 +27,10 @@ AUDITS_MIN: Final = 2
 class _Ledger:
     """The responses of all clients about one ledger."""
 
-    ends: dict[int, str] = field(default_factory=dict)  # And who said so first.
-    closed_ns: int = NEVER  # Somebody knew by then.
+    ends: dict[int, str] = field(
+        default_factory=dict
+    )  # Each end, and the client that reported it first.
+    closed_ns: int = NEVER  # When a client first knew that it was closed.
     confirmed: int = -1
     refused: int = NEVER
     appended: list[Event] = field(default_factory=list)
@@ -60,13 +62,13 @@ class _Judge:
     def __init__(self) -> None:
         self.judgement = Judgement()
         self._ledgers: dict[int, _Ledger] = {}
-        self._next: dict[tuple[str, int], int] = {}  # Of each reader in each ledger.
+        self._next: dict[tuple[str, int], int] = {}  # The next entry of each reader in each ledger.
 
     def _break(self, rule: str, text: str) -> None:
         self.judgement.violations.append(f"{rule}: {text}")
 
     def hear(self, event: Event) -> None:
-        """Events of one client come in their order."""
+        """Takes the events of one client in their order."""
         ledger = self._ledgers.setdefault(event.ledger_id, _Ledger())
         judgement, count = self.judgement, event.last - event.first + 1
         match event.kind:

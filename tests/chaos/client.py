@@ -34,13 +34,15 @@ from rollbook.proto.ids import EntryId
 from tests.chaos.flaws import FLAWS
 from tests.chaos.history import NOT_CLOSED, HistoryFile, is_as_written, payload_of
 
-CONFIG: Final = ClientConfig(add_deadline_s=2.0, read_deadline_s=2.0)  # More of it in a given time.
-_PAUSE_S: Final = 0.2  # After a failure.
-_UNCONFIRMED_MAX: Final = 64  # What can end unknown at most; a burst more.
+CONFIG: Final = ClientConfig(
+    add_deadline_s=2.0, read_deadline_s=2.0
+)  # Short time-outs: more happens in a given time.
+_PAUSE_S: Final = 0.2  # Pause after a failure.
+_UNCONFIRMED_MAX: Final = 64  # The most appends that can end unknown, plus one burst.
 _BURST_MAX: Final = 12
 _ENTRIES_MAX: Final = 1000
 _LEFT_AT_MAX: Final = 300
-_IN_FLIGHT_S: Final = 0.0003  # Sent, and hardly synced anywhere.
+_IN_FLIGHT_S: Final = 0.0003  # Long enough to send entries, too short to sync them.
 _AT_ONCE_MAX: Final = 16
 _AUDITS_AT_ONCE: Final = 4
 _METADATA_AT_ONCE: Final = 64
@@ -52,23 +54,23 @@ def say(line: str) -> None:
 
 
 class Client:
-    """What all roles share: commands come one by one, work goes on beside them."""
+    """What all roles share: commands are taken in order, and work runs beside them."""
 
     config = CONFIG
 
     def __init__(self, ledgers: Ledgers, history: HistoryFile) -> None:
         self.ledgers = ledgers
         self.note = history.note
-        self.chance = random.Random()  # What happens is up to the machine anyway.
+        self.chance = random.Random()  # Unseeded: the machine's timing is random anyway.
         self._turns = asyncio.Semaphore(_AT_ONCE_MAX)
-        self._ends: dict[int, int] = {}  # Of ledgers that metadata has shown to be closed.
+        self._ends: dict[int, int] = {}  # Ends of ledgers that are closed in the metadata.
         self._under_way: dict[tuple[str, int], asyncio.Task[None]] = {}
 
     async def obey(self, command: str) -> None:
         raise NotImplementedError
 
     def begin(self, what: str, ledger_id: int, work: Coroutine[Any, Any, None]) -> None:
-        """Once at a time for each ledger."""
+        """Starts the work unless it is already running for this ledger."""
         key = what, ledger_id
         if key in self._under_way:
             work.close()
@@ -82,7 +84,7 @@ class Client:
             await work
 
     async def surely(self, attempt: Callable[[], Awaitable[None]]) -> None:
-        """Until it succeeds, or there is no such ledger."""
+        """Retries until the attempt succeeds or the ledger does not exist."""
         while True:
             try:
                 await attempt()
@@ -94,7 +96,7 @@ class Client:
                 return
 
     async def all_ledgers(self) -> dict[int, int]:
-        """With their ends. Many are asked for at once: there may be thousands."""
+        """All ledgers with their ends, read concurrently: there may be thousands."""
         ids = [int(ledger_id) async for ledger_id in self.ledgers.list()]
         unknown = [ledger_id for ledger_id in ids if ledger_id not in self._ends]
         for begin in range(0, len(unknown), _METADATA_AT_ONCE):
@@ -111,7 +113,7 @@ class Client:
 
 
 class Ending(Enum):
-    """How a writer means to end a ledger: in order, or at the worst moments to leave it."""
+    """How a writer ends a ledger: it closes it, or leaves it at one of the worst moments."""
 
     CLOSED = "closed"
     UNTOLD = "the last entries are confirmed, and no bookie knows"
@@ -132,7 +134,7 @@ class Writer(Client):
         super().__init__(ledgers, history)
         self._is_finishing = False
         self._endings = deque((Ending.UNTOLD, Ending.IN_FLIGHT, Ending.CLOSED, Ending.CLOSED))
-        self._told: list[tuple[str, int]] = []  # Not written down yet.
+        self._told: list[tuple[str, int]] = []  # Outcomes that are not recorded yet.
         self._work = asyncio.create_task(self._write())
 
     async def obey(self, command: str) -> None:
@@ -155,7 +157,7 @@ class Writer(Client):
                 say(f"left {writer.ledger_id}")
 
     async def _fill(self, writer: LedgerWriter) -> bool:
-        """Whether it is closed."""
+        """Fills the ledger and returns whether it was closed."""
         ending = self._endings[0]
         self._endings.rotate(-1)
         count = self.chance.randrange(_ENTRIES_MAX if ending is Ending.CLOSED else _LEFT_AT_MAX)
@@ -186,10 +188,10 @@ class Writer(Client):
             else:
                 await asyncio.sleep(_IN_FLIGHT_S)
         await writer.stop()
-        await asyncio.sleep(0)  # For what futures have to tell.
+        await asyncio.sleep(0)  # Lets the callbacks of the futures run.
 
     def _append(self, writer: LedgerWriter, count: int) -> None:
-        """Nothing is sent before the turn is over, so it is written down first."""
+        """Nothing is sent within this event-loop turn, so appends are recorded before."""
         first = writer.last_appended + 1
         try:
             for number in range(first, first + count):
@@ -217,7 +219,7 @@ class Writer(Client):
             asyncio.get_running_loop().call_soon(self._write_down, int(writer.ledger_id))
 
     def _write_down(self, ledger_id: int) -> None:
-        """A line for each run of the same news."""
+        """Records one line for each run of equal outcomes."""
         told, self._told = self._told, []
         begin = 0
         for index in range(1, len(told) + 1):
@@ -291,7 +293,7 @@ class Tailer(Client):
 
 
 def note_shown(note: Callable[..., None], ledger_id: int, entries: Any) -> None:
-    """As runs of entries that are as they were written."""
+    """Records entries as runs, as long as they are as written."""
     first = last = -1
     for entry in entries:
         number = int(entry.entry_id)
@@ -340,7 +342,7 @@ class Auditor(Client):
         await asyncio.gather(*(look_at(each) for each, end in found.items() if end != NOT_CLOSED))
 
     async def _try(self, attempt: Callable[[], Awaitable[None]]) -> None:
-        """What cannot be read will show: nobody then says that it was."""
+        """Retries; a ledger that stays unreadable is missing from the history, which the checker reports."""
         for _ in range(_AUDIT_ATTEMPTS):
             try:
                 await attempt()
@@ -363,7 +365,7 @@ class Auditor(Client):
             verdict = await self.ledgers.verify(ledger_id)
             if not verdict.copies[CopyState.UNREACHABLE]:
                 break
-            await asyncio.sleep(_PAUSE_S)  # It took longer to answer than a client waits: no news.
+            await asyncio.sleep(_PAUSE_S)  # A bookie exceeded the time-out, which proves nothing.
         wrong = sum(verdict.copies[state] for state in self.wrong)
         wrong += verdict.below_ack + verdict.lost + verdict.in_doubt
         if wrong:
@@ -385,7 +387,7 @@ async def _run(role: type[Client], url: str, history: HistoryFile) -> None:
         try:
             ledgers = await connect(url, role.config)
             break
-        except RollbookError:  # The metadata store is away; it will come back.
+        except RollbookError:  # The metadata store is unavailable for now.
             await asyncio.sleep(_PAUSE_S)
     try:
         client = role(ledgers, history)

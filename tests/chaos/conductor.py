@@ -2,8 +2,8 @@
 
     python -m tests.chaos.conductor FOLDER SECONDS SEED CLOSED-WITHIN-S FLAW-OR-MINUS cut|whole
 
-Says `progress DONE TOTAL WHAT` and at last `result JSON`. With `cut` it is alone in a network namespace,
-and is the router of all others.
+Says `progress DONE TOTAL WHAT` and at last `result JSON`. With `cut` it has its own network namespace
+and routes between those of the other processes.
 """
 
 import asyncio
@@ -48,10 +48,12 @@ UNKNOWN_SHARE_MAX: Final = 0.3
 _PATIENCE_S: Final = 120.0
 _TAILED_SHARE: Final = 0.7
 _DUEL_SHARE: Final = 0.6
-_LEFT_LYING_S: Final = 60.0  # Of the end of a long chaos: what is left then is closed after it.
+_LEFT_LYING_S: Final = (
+    60.0  # In the last seconds of a long run ledgers are left open, and closed after it.
+)
 _PORT: Final = 3181
 _ENVIRONMENT: Final = {
-    "ROLLBOOK_BOOKIE_INSECURE": "true",  # Nobody but us is in that network.
+    "ROLLBOOK_BOOKIE_INSECURE": "true",  # Only this run uses that network.
     "ROLLBOOK_BOOKIE_SESSION_TIMEOUT_S": "4",
     "ROLLBOOK_STORAGE_JOURNAL_FILE_BYTES": str(8 << 20),
     "ROLLBOOK_STORAGE_CACHE_BYTES": str(16 << 20),
@@ -88,9 +90,9 @@ class Conductor:
         self.actors: dict[str, Actor] = {}
         self._writing: dict[str, int] = {}  # Writer -> its ledger.
         self._over = asyncio.Event()
-        self._lie_from = math.inf  # From this moment on nobody recovers what is left.
+        self._lie_from = math.inf  # From this time on no ledger is recovered.
         self.open_at_healing = 0
-        self._zookeeper_turn = asyncio.Lock()  # It may take longer to start than was planned.
+        self._zookeeper_turn = asyncio.Lock()  # A start may take longer than planned.
         self._errands: dict[asyncio.Task[None], None] = {}
         self._answers: dict[tuple[str, str], asyncio.Future[None]] = {}
 
@@ -132,7 +134,7 @@ class Conductor:
     def _actor(self, name: str, command: Callable[[str], Any]) -> Actor:
         return Actor(name, self._children, self._logs, command, _ENVIRONMENT, self._on_line)
 
-    # --- What they say ------------------------------------------------------------------------
+    # --- Lines from clients ------------------------------------------------------------------------
 
     def _on_line(self, actor: Actor, line: str) -> None:
         word, _, rest = line.partition(" ")
@@ -160,7 +162,7 @@ class Conductor:
             await future
 
     def _recover_soon(self, ledger_id: int) -> None:
-        """By one recoverer, or by two against each other."""
+        """Asks one recoverer, or two against each other."""
         if time.monotonic() > self._lie_from:
             return
 
@@ -177,7 +179,7 @@ class Conductor:
         task.add_done_callback(self._errands.pop)
 
     async def _rest(self, seconds: float) -> None:
-        """Not beyond the end of the chaos."""
+        """Sleeps, at most until the end of the chaos."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._over.wait()
@@ -185,7 +187,7 @@ class Conductor:
     # --- Faults -------------------------------------------------------------------------------
 
     def kinds(self) -> list[FaultKind]:
-        """Those that can be done here."""
+        """The fault kinds that are possible on this machine."""
         impossible = (
             *(() if self._network.can_cut else NEEDS_NETWORK),
             *(() if self._disk else NEEDS_DISK),
@@ -278,29 +280,29 @@ class Conductor:
         return pairs
 
     def _duel(self, writer: str) -> None:
-        """Its ledger is recovered while it cannot know."""
+        """Recovers the writer's ledger while the writer cannot notice."""
         if writer in self._writing and self.chance.random() < _DUEL_SHARE:
             self._recover_soon(self._writing.pop(writer))
 
     # --- The end ------------------------------------------------------------------------------
 
     async def heal(self) -> None:
-        """All faults are over; this waits until everybody is up again."""
+        """Waits, after all faults, until every process is ready."""
         await self._until_ready(self.actors)
 
     async def close_everything(self) -> None:
-        """One writer dies, the others end in order; what is open then is recovered."""
+        """Kills one writer, lets the others finish, and recovers the ledgers that are still open."""
         self.actors[WRITERS[0]].kill()
         closer = RECOVERERS[0]
         await asyncio.gather(
             self._ask(closer, "close all", "all closed", _PATIENCE_S),
             *(self._ask(name, "finish", "finished", _PATIENCE_S) for name in WRITERS[1:]),
         )
-        # Once more, for a ledger that a writer had begun to make when it was asked to finish.
+        # Again, for a ledger that a writer was creating when it was asked to finish.
         await self._ask(closer, "close all", "all closed", _PATIENCE_S)
 
     async def audit(self, timeout_s: float) -> None:
-        """By two new clients that remember nothing."""
+        """Two new clients, without any state, read and check everything."""
         for name in (*WRITERS[1:], *RECOVERERS):
             self.actors[name].kill()
         self._cast(AUDITORS, self._client)
@@ -312,7 +314,7 @@ class Conductor:
         )
 
     def end(self) -> list[str]:
-        """What is wrong with the processes themselves."""
+        """Failures of the processes themselves."""
         for actor in self.actors.values():
             actor.kill()
         wrong = [text for actor in self.actors.values() for text in actor.unasked]
@@ -330,7 +332,7 @@ async def conduct(
     healed_after_s = time.monotonic() - healed_at
     await conductor.close_everything()
     closed_after_s = time.monotonic() - healed_at
-    await conductor.audit(_PATIENCE_S + 2 * seconds)  # There is as much to read as was written.
+    await conductor.audit(_PATIENCE_S + 2 * seconds)  # Reading takes about as long as writing.
     wrong = conductor.end()
     events = list(read_history(history))
     judgement = judge(events)

@@ -1,4 +1,4 @@
-"""What a run that broke a promise leaves behind: its folder goes with it."""
+"""Keeps the evidence of a run that broke a promise before its folder is deleted."""
 
 import shutil
 import tempfile
@@ -9,7 +9,7 @@ _KEPT: Final = ("history", "logs")
 
 
 def keep(folder: Path, of: str) -> str:
-    """A line that says where it is from now on."""
+    """Copies the evidence and returns a line that says where it is."""
     kept = Path(tempfile.mkdtemp(prefix=f"rollbook-chaos-{of}-"))
     for name in _KEPT:
         shutil.copytree(folder / name, kept / name)

@@ -1,8 +1,7 @@
-"""Ways to build the client wrongly which any run of chaos must find, or it proves nothing.
+"""Planted bugs of the client that every chaos run must find.
 
-Each changes the product's classes in the client processes of a run, never anything else. Both show
-themselves whenever a busy writer is stopped and its ledger recovered, which happens many times a minute;
-bugs that need a rare schedule are the simulator's to find.
+Each changes the product's classes, and only in the client processes of a run. Both show whenever
+a busy writer is stopped and its ledger recovered, which happens many times a minute; bugs that need a rare schedule are the simulator's to find.
 """
 
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from rollbook.proto.errors import AppendUnsettled, Outcome
 
 
 def ends_at_the_lac() -> None:
-    """Recovery does not look for what was confirmed after the last entry had named it."""
+    """Recovery does not look for entries beyond the last add confirmed that the last entry names."""
 
     async def look_no_further(_attempt: Any, _search: TailSearch, _write_backs: WriteBack) -> None:
         pass
@@ -25,7 +24,7 @@ def ends_at_the_lac() -> None:
 
 
 def calls_pending_refused() -> None:
-    """A writer that is stopped says that what was on its way is not in the ledger."""
+    """A stopped writer reports that its pending appends are not in the ledger."""
     mock.patch.object(AppendUnsettled, "outcome", Outcome.NOT_APPLIED).start()
 
 

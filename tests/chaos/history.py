@@ -30,7 +30,7 @@ NOT_CLOSED: Final = -2
 
 
 class Event(NamedTuple):
-    who: str  # A client in one of its lives.
+    who: str  # The name and number of a client process.
     kind: str
     ledger_id: int
     first: int
@@ -49,16 +49,16 @@ class HistoryFile:
 
 
 def read_history(folder: Path) -> Iterator[Event]:
-    """Of all files, one after the other; each in the order of its events."""
+    """The events of all files, file by file, each in the order of its events."""
     for path in sorted(folder.iterdir()):
         for line in path.read_text().splitlines(keepends=True):
-            if line.endswith("\n"):  # Else it was never said.
+            if line.endswith("\n"):  # An incomplete line was cut off by a kill.
                 kind, *numbers = line.split()
                 yield Event(path.name, kind, *map(int, numbers))
 
 
 def payload_of(ledger_id: int, number: int, size: int) -> bytes:
-    """No two entries are alike, nor any two parts of a long one."""
+    """Payloads of all entries differ, and so do all parts of a long payload."""
     mark = b"%d/%d;" % (ledger_id, number)
     return (mark * (size // len(mark) + 1))[: max(size, len(mark))]
 

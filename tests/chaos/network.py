@@ -4,12 +4,12 @@
                            ├─ 10.77.2.0/24 ── bk-2
                            └─ …
 
-Each host is a network namespace without a name, held by a process that does nothing; it is gone when
-the last process in it is, and its wires with it. The caller has to be alone in a namespace, too
-(`unshare --net`): it becomes the router. A cut is a rule of its routing table that swallows packets
-from one address to another: no reset, no ICMP, as when a cable is pulled; each direction by itself.
+Each host is an unnamed network namespace, held by an idle process; it disappears, with its wires, when
+the last process in it ends. The caller must have its own namespace, too (`unshare --net`): it becomes
+the router. A cut is a rule of its routing table that drops packets from one address to another, in one
+direction: no reset, no ICMP, as when a cable is pulled.
 
-Without the means for that, `Loopback` has everybody at 127.0.0.1, where nothing can be cut.
+Where that is not possible, `Loopback` puts all processes at 127.0.0.1, where nothing can be cut.
 """
 
 import os
@@ -24,10 +24,12 @@ HOW_TO_ENABLE: Final = (
     "Linux, root, and the programs ip, unshare and nsenter (iproute2, util-linux)"
 )
 _TOOLS: Final = ("ip", "unshare", "nsenter")
-_PREFERENCE: Final = 10  # Of rules: before those of the kernel, which are moved behind them.
+_PREFERENCE: Final = (
+    10  # Priority of the rules: before the kernel's, which are moved to a later one.
+)
 _LOCAL_PREFERENCE: Final = 20_000
 ALONE: Final = ("unshare", "--net", "--mount", "--")
-"""Before the command of a process that becomes a router; what it mounts is gone with it, too."""
+"""Prefix of the command of a router process; its mounts disappear with it."""
 
 
 def why_not() -> str | None:
@@ -51,10 +53,10 @@ class Network(Protocol):
     def address(self, host: str) -> str: ...
 
     def prefix(self, host: str) -> Sequence[str]:
-        """What to put before a command to run it there."""
+        """The prefix of a command that runs it on this host."""
 
     def cut(self, source: str, target: str) -> int:
-        """From now on nothing arrives at `target` from `source`; the number is for `mend`."""
+        """Drops all packets from `source` to `target`; returns a number for `mend`."""
 
     def mend(self, number: int) -> None: ...
 
@@ -93,7 +95,7 @@ class Namespaces:
 
     def _add(self, children: Family, host: str) -> None:
         holder = children.start(*ALONE, "sh", "-c", "echo ready; exec cat")
-        assert holder.line() == "ready"  # It is in its own namespace now.
+        assert holder.line() == "ready"  # The process is in its own namespace now.
         self._holders[host] = holder
         number, wire = self._numbers[host], f"to-{host}"
         _ip(

@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Final
 
 _ROUGH_S, _CALM_S = 20.0, 8.0
-_ROUGH_GAP_S, _CALM_GAP_S = 0.9, 3.0  # From one fault to the next, on average.
+_ROUGH_GAP_S, _CALM_GAP_S = 0.9, 3.0  # Mean time from one fault to the next.
 _BOOKIES_AWAY_MAX: Final = 2
 ZOOKEEPER: Final = "zookeeper"
 
@@ -96,23 +96,23 @@ class Fault:
     at_s: float
     kind: FaultKind
     target: str
-    other: str  # The far side of a cut; else empty.
+    other: str  # The other side of a cut; empty for other kinds.
     for_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Cast:
-    """Who there is."""
+    """The processes of a run and the possible faults."""
 
     bookies: Sequence[str]
     writers: Sequence[str]
     readers: Sequence[str]  # Recoverers and tailers.
-    kinds: Sequence[FaultKind]  # Those that can be done here.
-    slow_disk: str = ""  # The bookie whose disk can be slow, and forget.
+    kinds: Sequence[FaultKind]  # The kinds that are possible on this machine.
+    slow_disk: str = ""  # The bookie whose disk can be slow and lose unsynced data.
 
 
 def draw(seed: int, seconds: float, cast: Cast) -> list[Fault]:
-    """In the order in which they begin; all end within `seconds`, or are ended then."""
+    """Faults in the order of their start; all end within `seconds` or are ended then."""
     chance = random.Random(seed)
     faults: list[Fault] = []
     deck: list[FaultKind] = []
@@ -125,7 +125,7 @@ def draw(seed: int, seconds: float, cast: Cast) -> list[Fault]:
         if not deck:
             deck = [*cast.kinds, *(kind for kind in _TWICE_IN_A_DECK if kind in cast.kinds)]
             chance.shuffle(deck)
-        for kind in reversed(deck):  # The first that can be done now.
+        for kind in reversed(deck):  # The first kind that is possible now.
             fault = _deal(kind, at_s, chance, cast)
             if not _is_too_much(fault, faults, cast):
                 faults.append(fault)

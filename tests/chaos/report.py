@@ -1,4 +1,4 @@
-"""How much a run was about: what was done to the cluster, and what was under way meanwhile."""
+"""Statistics of a run: faults, and the work that was going on during them."""
 
 from bisect import bisect_right
 from collections import Counter
@@ -13,7 +13,7 @@ _WRITTEN: Final = ("append", "acked")
 
 
 class Struck(NamedTuple):
-    """A fault, from its beginning to its end."""
+    """A fault with its start and end."""
 
     kind: FaultKind
     from_ns: int
@@ -21,7 +21,7 @@ class Struck(NamedTuple):
 
 
 class _Spans:
-    """Of time; answers whether a moment, or another span, falls into one of them."""
+    """Time spans; tells whether a moment or another span overlaps one of them."""
 
     def __init__(self, spans: Iterable[tuple[int, int]]) -> None:
         self._begins: list[int] = []
@@ -39,7 +39,7 @@ class _Spans:
 
 
 def recoveries(events: Iterable[Event]) -> list[tuple[int, int]]:
-    """From where each begins to where it is done, or is tried again, or nothing more is heard."""
+    """The span of each recovery: from its start to its end, its retry or its last event."""
     begun: dict[tuple[str, int], Event] = {}
     spans = []
     for event in events:

@@ -1,4 +1,4 @@
-"""Starts a run of chaos in a process of its own, alone in its namespaces, and tells how it went.
+"""Starts a chaos run in a separate process with its own namespaces, and reports the result.
 
 Whatever ends this process ends that one, and whatever ends that one ends all that it has started:
 processes die with their parent, and networks and mounts with the last process in them.
@@ -17,12 +17,12 @@ from tests.support import forgetful, zookeeper
 from tests.support.processes import ChildFailed, family
 from tests.tally import Tally, missing_piece
 
-CLOSED_WITHIN_S: Final = 120.0  # On a busy machine; 10 on a quiet one.
+CLOSED_WITHIN_S: Final = 120.0  # For a busy machine; a quiet one needs 10.
 _SILENCE_S_MAX: Final = 300.0
 _SHOWN_MAX: Final = 30
 
 Progress = Callable[[str], Callable[[int, int], None]]
-"""Makes a bar for what is counted."""
+"""Makes a progress bar with this label."""
 
 
 @dataclass(slots=True)
@@ -33,7 +33,7 @@ class Outcome:
     unknown_share: float
     closed_after_s: float
     faults: int
-    lines: list[str] = field(default_factory=list)  # The rest, for people.
+    lines: list[str] = field(default_factory=list)  # Further lines for the report.
     skipped: list[str] = field(default_factory=list)
 
 
@@ -45,7 +45,7 @@ def run(
     closed_within_s: float = CLOSED_WITHIN_S,
     flaw: str = "-",
 ) -> Outcome:
-    """`flaw`: one of `flaws.py`, in all clients."""
+    """`flaw` names one of `flaws.py`, planted in all clients."""
     skipped: list[str] = []
     alone: tuple[str, ...] = network.ALONE
     if why := network.why_not():
@@ -90,7 +90,7 @@ def chaos(
     say: Callable[[str], None],
     closed_within_s: float = CLOSED_WITHIN_S,
 ) -> Tally:
-    """For people: everything is said."""
+    """Runs with a report of everything to people."""
     outcome = run(seconds, seed, progress, closed_within_s=closed_within_s)
     for line in outcome.lines:
         say(line)

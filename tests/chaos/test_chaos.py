@@ -1,4 +1,4 @@
-"""Chaos in small: planted bugs are found, and nothing outlives a run that is killed.
+"""Short chaos runs: planted bugs are found, and nothing outlives a run that is killed.
 
 `python -m tests chaos` is the long form.
 """
@@ -16,16 +16,16 @@ from tests.support.processes import family
 from tests.tally import missing_piece
 
 _SECONDS: Final = 12
-_SEEDS: Final = range(4)  # One is enough as a rule.
+_SEEDS: Final = range(4)  # Usually one seed is enough.
 _PATIENCE_S: Final = 60.0
 
 
-@pytest.mark.timeout(600)  # Several runs, each with a patience of its own.
+@pytest.mark.timeout(600)  # Several runs, each with its own time-out.
 @pytest.mark.parametrize(
     ("flaw", "rule"), [("ends_at_the_lac", "lost"), ("calls_pending_refused", "refused")]
 )
 def test_a_planted_bug_is_found(flaw: str, rule: str) -> None:
-    """Writers leave ledgers in just the state in which it shows."""
+    """Writers leave ledgers in the state in which the bug shows."""
     assert any(
         violation.startswith(f"{rule}:")
         for seed in _SEEDS
@@ -34,7 +34,7 @@ def test_a_planted_bug_is_found(flaw: str, rule: str) -> None:
 
 
 def test_nothing_outlives_a_run_that_is_killed(tmp_path: Path) -> None:
-    """Neither processes nor, as they hold them, networks and mounts."""
+    """Neither processes nor the networks and mounts that they hold."""
     if why := network.why_not():
         pytest.skip(missing_piece("netns", why, network.HOW_TO_ENABLE))
     code = (
@@ -44,22 +44,22 @@ def test_nothing_outlives_a_run_that_is_killed(tmp_path: Path) -> None:
     with family() as children:
         runner = children.start(sys.executable, "-c", code, environment={"TMPDIR": str(tmp_path)})
         assert runner.line(_PATIENCE_S) == "seconds of chaos"
-        assert _who_mentions(tmp_path)
+        assert _commands_below(tmp_path)
         runner.kill()
         deadline = time.monotonic() + _PATIENCE_S
-        while found := _who_mentions(tmp_path):
+        while found := _commands_below(tmp_path):
             assert time.monotonic() < deadline, found
             time.sleep(0.1)
     assert str(tmp_path) not in Path("/proc/mounts").read_text()
 
 
-def _who_mentions(folder: Path) -> list[str]:
-    """Command lines: all processes of a run have a path below its folder in theirs."""
+def _commands_below(folder: Path) -> list[str]:
+    """Command lines of a run's processes: each has a path below the run's folder."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             command = path.read_text().replace("\0", " ")
-        except OSError:  # It is gone.
+        except OSError:  # The process has ended.
             continue
         if f"{folder}/rollbook-" in command:
             found.append(command)

@@ -1,4 +1,4 @@
-"""A good history is accepted; each rule is broken by one change of it."""
+"""A good history is accepted; for each rule, one change of it is reported."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -67,32 +67,32 @@ def test_a_good_history_is_accepted() -> None:
         ("copies", ("auditor-1-1", "verified", 2, 7)),
     ],
 )
-def test_every_rule_can_be_broken(rule: str, line: Line) -> None:
+def test_violation_of_each_rule_is_reported(rule: str, line: Line) -> None:
     assert rule in broken_by((*GOOD, line))
 
 
-def test_what_was_written_after_the_close_is_not_confirmed() -> None:
+def test_ack_of_an_append_after_the_close_is_a_violation() -> None:
     late = (("writer-1-1", "append", 6, 6), ("writer-1-1", "acked", 6, 6))
     assert "late" in broken_by((*GOOD, *late))
 
 
-def test_a_ledger_that_stays_open_is_a_failure() -> None:
+def test_ledger_that_stays_open_is_a_violation() -> None:
     assert "open" in broken_by(line for line in GOOD if line[3] != 7)
     assert "open" in broken_by(line for line in GOOD if line[1] != "listed")
 
 
-def test_what_was_not_audited_twice_was_not_audited() -> None:
+def test_ledger_without_two_audits_and_a_check_is_a_violation() -> None:
     assert "audit" in broken_by(line for line in GOOD if line[0] != "auditor-2-1")
     assert "audit" in broken_by(line for line in GOOD if line[1] != "verified")
 
 
-def test_a_history_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_history_survives_a_round_trip_without_its_torn_line(tmp_path: Path) -> None:
     folder = tmp_path
     file = HistoryFile(folder / "writer-1-1")
     file.note("append", 5, 0, 9)
     file.note("acked", 5, 0, 3)
     with (folder / "writer-1-1").open("a") as torn:
-        torn.write("acked 5 4 9")  # It died before it had said so.
+        torn.write("acked 5 4 9")  # The client died while it wrote this line.
     found = list(read_history(folder))
     assert [event[:5] for event in found] == [
         ("writer-1-1", "append", 5, 0, 9),
@@ -101,7 +101,7 @@ def test_a_history_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert found[0].at_ns < found[1].at_ns
 
 
-def test_payloads_name_their_places() -> None:
+def test_payloads_identify_ledger_and_entry() -> None:
     sizes = (1, 20, 5000)
     payloads = {payload_of(ledger, entry, 100) for ledger in (1, 11) for entry in (1, 11)}
     assert len(payloads) == 4

@@ -1,4 +1,4 @@
-"""Plans come from seeds, leave nothing out, and never take away more than they may."""
+"""Plans are drawn from seeds, have every kind of fault, and leave a quorum of bookies."""
 
 from itertools import pairwise
 
@@ -20,19 +20,19 @@ AWAY = (
 )
 
 
-def test_a_seed_is_a_plan() -> None:
+def test_same_seed_draws_the_same_plan() -> None:
     assert draw(1, 100, CAST) == draw(1, 100, CAST)
     assert draw(1, 100, CAST) != draw(2, 100, CAST)
 
 
-def test_every_kind_comes_and_some_at_once() -> None:
+def test_plan_has_every_fault_kind_and_overlapping_faults() -> None:
     for seed in range(20):
         faults = draw(seed, 60, CAST)
         assert {fault.kind for fault in faults} == set(FaultKind)
         assert any(earlier.at_s + earlier.for_s > later.at_s for earlier, later in pairwise(faults))
 
 
-def test_a_quorum_of_bookies_is_left() -> None:
+def test_plan_keeps_at_most_two_bookies_away() -> None:
     for seed in range(20):
         faults = draw(seed, 200, CAST)
         for fault in faults:
@@ -44,7 +44,7 @@ def test_a_quorum_of_bookies_is_left() -> None:
             assert len(away) <= 2
 
 
-def test_what_cannot_be_done_here_is_not_planned() -> None:
+def test_plan_has_only_the_available_fault_kinds() -> None:
     kinds = (FaultKind.KILL_BOOKIE, FaultKind.STOP_WRITER)
     faults = draw(1, 60, Cast(CAST.bookies, CAST.writers, CAST.readers, kinds))
     assert {fault.kind for fault in faults} == set(kinds)

@@ -1,4 +1,4 @@
-"""The stores under contract: how to open each, and how to make things go wrong for its clients."""
+"""The stores under contract: how to open each of them, and how to inject faults for its clients."""
 
 import asyncio
 import contextlib
@@ -22,17 +22,19 @@ from rollbook.proto.runtime.metastore.zookeeper import ZooKeeperStore
 from tests.support.cutting_proxy import CuttingProxy, Dialect
 
 OPERATION_TIMEOUT_S: Final = 20.0
-SESSION_TIMEOUT_S: Final = 10.0  # No accidents on a busy machine.
-SHORT_SESSION_S: Final = 3.0  # For those that shall end, and not where a machine stands still.
-DEADLINE_S: Final = 60.0  # For what must come; nothing takes nearly as long.
+SESSION_TIMEOUT_S: Final = 10.0  # Long enough for a busy machine.
+SHORT_SESSION_S: Final = (
+    3.0  # For sessions that must expire; still long enough for a stalled machine.
+)
+DEADLINE_S: Final = 60.0  # For events that must happen; none takes nearly as long.
 
 
 @contextlib.contextmanager
 def hurried(store: MetadataStore, timeout_s: float) -> Iterator[None]:
-    """What is asked of it meanwhile has this time; it opened with all that a busy machine takes."""
+    """Sets the operation time-out within the block; the store was opened with a longer one."""
     if isinstance(store, StoreClient):
         before, store._operation_timeout_s = store._operation_timeout_s, timeout_s
-        if store._timer is not None:  # For one that had more time.
+        if store._timer is not None:  # The timer was set for the longer time-out.
             store._timer.cancel()
             store._timer = None
         yield
@@ -71,22 +73,22 @@ class Site(ABC):
 
     @abstractmethod
     async def cut(self, client: MetadataStore) -> None:
-        """Its connection breaks once; it may come back at once."""
+        """The client's connection breaks once; it may reconnect at once."""
 
     @abstractmethod
     async def suspend(self, client: MetadataStore) -> None:
-        """Its connection breaks, and no new one is made until `resume`."""
+        """The client's connection breaks, and no new one is made until `resume`."""
 
     @abstractmethod
     async def resume(self, client: MetadataStore) -> None: ...
 
     @abstractmethod
     async def lose_next_request(self, client: MetadataStore) -> None:
-        """It breaks on the next request, which is not applied."""
+        """The connection breaks on the next request, which is not applied."""
 
     @abstractmethod
     async def lose_next_answer(self, client: MetadataStore) -> None:
-        """It breaks after the next request was applied."""
+        """The connection breaks after the next request was applied."""
 
 
 class MemorySite(Site):
@@ -120,7 +122,7 @@ class MemorySite(Site):
 
 
 class OwnerSite(Site):
-    """The embedded store as its owner's own clients see it."""
+    """The embedded store, used by clients in the owner's process."""
 
     def __init__(self, owner: StoreOwner) -> None:
         super().__init__()
@@ -169,9 +171,9 @@ EMBEDDED: Final = Dialect(_embedded_request, _embedded_answer)
 
 @contextlib.contextmanager
 def proxy_of_store(path: str) -> Iterator[tuple[CuttingProxy, str]]:
-    """With the path under which a client finds it, where it looks for the owner: beside a file.
+    """Yields a proxy, and a path beside which a client looks for the owner and finds the proxy.
 
-    That is a file of its own: a link to the store would lead to the owner itself.
+    The path is a separate file: a link to the store would lead to the owner itself.
     """
     with (
         CuttingProxy(f"{path}.sock", EMBEDDED) as proxy,
@@ -240,7 +242,7 @@ async def until_state(events: AsyncIterator[SessionEvent], state: SessionState) 
 
 
 async def until_gone(store: MetadataStore, path: str) -> None:
-    """By watching it, so that nothing is asked again and again."""
+    """Waits by a watch instead of polling."""
     watch = await store.watch(path)
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(DEADLINE_S):

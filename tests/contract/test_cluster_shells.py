@@ -1,4 +1,4 @@
-"""The cluster shells on every store: ledgers, ids and registrations, with replies lost for real."""
+"""The cluster shells on every store: ledgers, ids and registrations, with requests and replies lost."""
 
 import asyncio
 import random
@@ -51,7 +51,7 @@ async def open_ledgers(site: Site) -> tuple[MetadataStore, LedgerNodes]:
     return store, LedgerNodes(store, ROOT, Layout.HIERARCHICAL)
 
 
-async def test_a_cluster_is_made_once(site: Site) -> None:
+async def test_cluster_is_created_once(site: Site) -> None:
     store, rival = await site.open(), await site.open()
     await site.lose_next_answer(store)
     cluster = await initialise(store, ROOT, random.Random(1))
@@ -62,10 +62,10 @@ async def test_a_cluster_is_made_once(site: Site) -> None:
 
 
 @pytest.mark.parametrize("loss", ["request", "answer"])
-async def test_every_write_is_made_once_whatever_is_lost(site: Site, loss: str) -> None:
-    """LR1, on wires that are cut."""
+async def test_each_write_is_applied_once_despite_a_lost_message(site: Site, loss: str) -> None:
+    """LR1: over connections that are cut."""
     store, ledgers = await open_ledgers(site)
-    await ledgers.create(ledger(LedgerId(1)))  # The parents are there from now on.
+    await ledgers.create(ledger(LedgerId(1)))  # Creates the parent nodes.
     lose = site.lose_next_request if loss == "request" else site.lose_next_answer
 
     wanted = ledger(LedgerId(2))
@@ -83,7 +83,7 @@ async def test_every_write_is_made_once_whatever_is_lost(site: Site, loss: str) 
     assert [each async for each in ledgers.ids()] == [1]
 
 
-async def test_ids_never_come_back(site: Site) -> None:
+async def test_ledger_ids_are_never_reused(site: Site) -> None:
     store, ledgers = await open_ledgers(site)
     for expected in range(5):
         stored = await ledgers.create_new(ledger)
@@ -95,8 +95,8 @@ async def test_ids_never_come_back(site: Site) -> None:
     assert sorted(drawn) == list(range(5, 25))
 
 
-async def test_a_bookie_is_seen_to_come_back_after_its_session(site: Site) -> None:
-    """RG1, RG2: its session runs out while it is cut off; its own node is not in its way."""
+async def test_bookie_registers_again_after_its_session_expired(site: Site) -> None:
+    """RG1, RG2: its session expires while it is cut off; its own old node does not block it."""
     _, _ = await open_ledgers(site)
     store, eyes = await site.open(session_timeout_s=SHORT_SESSION_S), await site.open()
     watcher = BookieWatcher(eyes, ROOT)
@@ -122,8 +122,8 @@ async def test_a_bookie_is_seen_to_come_back_after_its_session(site: Site) -> No
     await watcher.close()
 
 
-async def test_a_restarted_bookie_waits_for_its_earlier_self(site: Site) -> None:
-    """RG2: the process died without a farewell, and its session still stands for a while."""
+async def test_restarted_bookie_waits_for_its_earlier_session_to_end(site: Site) -> None:
+    """RG2: the earlier process died without closing its session, which lasts until its time-out."""
     await open_ledgers(site)
     earlier = await site.open(session_timeout_s=SHORT_SESSION_S)
     store = await site.open(session_timeout_s=SHORT_SESSION_S)

@@ -1,4 +1,4 @@
-"""What every metadata store promises: each sentence of the port, held against each store."""
+"""The contract of every metadata store: each sentence of the port, checked against each store."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -66,7 +66,7 @@ async def store(site: Site) -> MetadataStore:
 # --- Nodes ------------------------------------------------------------------------------------
 
 
-async def test_a_life_of_a_node(store: MetadataStore) -> None:
+async def test_node_versions_and_transactions_from_create_to_delete(store: MetadataStore) -> None:
     assert await store.get("/a") is None
     assert await store.create("/a", b"one") == "/a"
     first = await stat_of(store, "/a")
@@ -86,7 +86,7 @@ async def test_a_life_of_a_node(store: MetadataStore) -> None:
     assert third.created_txn > second.modified_txn
 
 
-async def test_children_come_sorted_and_are_counted(store: MetadataStore) -> None:
+async def test_children_are_sorted_and_counted(store: MetadataStore) -> None:
     await store.create("/a")
     before = await stat_of(store, "/a")
     for name in ("c", "a", "b"):
@@ -164,12 +164,12 @@ async def test_reads_check_their_path(
         await read(store)
 
 
-async def test_children_of_nothing(store: MetadataStore) -> None:
+async def test_children_of_a_missing_node_raises(store: MetadataStore) -> None:
     with pytest.raises(NoSuchNode):
         await store.children("/no")
 
 
-async def test_the_largest_value(store: MetadataStore) -> None:
+async def test_largest_value_is_stored(store: MetadataStore) -> None:
     value = bytes(range(256)) * (REQUEST_BYTES_MAX // 256 - 1)
     await store.create("/large", value)
     assert await value_of(store, "/large") == value
@@ -197,7 +197,7 @@ async def test_a_transaction_sees_its_own_operations(store: MetadataStore) -> No
     assert made.created_txn == first.created_txn == second.modified_txn
 
 
-async def test_an_empty_transaction(store: MetadataStore) -> None:
+async def test_empty_transaction_returns_no_results(store: MetadataStore) -> None:
     assert await store.transaction([]) == []
 
 
@@ -224,7 +224,7 @@ async def test_only_one_of_many_wins_a_version(site: Site) -> None:
 # --- Sequential nodes ---------------------------------------------------------------------------
 
 
-async def test_sequential_names_count_the_children_that_ever_were(store: MetadataStore) -> None:
+async def test_sequential_names_count_all_children_ever_created(store: MetadataStore) -> None:
     await store.create("/ids")
     assert await store.create("/ids/ID-", b"", SEQUENTIAL) == "/ids/ID-0000000000"
     await store.delete("/ids/ID-0000000000")
@@ -311,7 +311,7 @@ async def test_a_silent_session_expires_and_a_new_one_follows(site: Site) -> Non
     assert (await stat_of(mine, "/e")).owner == second.session
 
 
-async def test_a_session_that_comes_back_in_time_keeps_its_nodes(site: Site) -> None:
+async def test_session_resumed_in_time_keeps_its_nodes(site: Site) -> None:
     mine, other = await site.open(), await site.open()
     states, session = mine.session_events(), mine.session
     await mine.create("/e", b"", EPHEMERAL)
@@ -323,8 +323,8 @@ async def test_a_session_that_comes_back_in_time_keeps_its_nodes(site: Site) -> 
     assert (await stat_of(other, "/e")).owner == session
 
 
-async def test_an_idle_session_stays(site: Site) -> None:
-    """Twice its time-out, kept alive by heartbeats alone; another session is the clock."""
+async def test_idle_session_is_kept_alive_by_heartbeats(site: Site) -> None:
+    """The session lasts for two time-outs, measured by the expiry of another session."""
     idle = await site.open(session_timeout_s=SHORT_SESSION_S)
     doomed, other = await site.open(session_timeout_s=SHORT_SESSION_S), await site.open()
     session = idle.session
@@ -341,7 +341,7 @@ async def test_an_idle_session_stays(site: Site) -> None:
     assert (await stat_of(other, "/idle")).owner == session == idle.session
 
 
-async def test_session_events_start_with_the_present(site: Site) -> None:
+async def test_session_events_start_with_the_current_state(site: Site) -> None:
     store = await site.open()
     for states in (store.session_events(), store.session_events()):
         event = await anext(states)
@@ -355,7 +355,7 @@ def told(kind: WatchEventKind, path: str) -> WatchEvent:
     return WatchEvent(kind, path)
 
 
-async def test_a_watch_tells_of_its_node_and_its_childrens_comings_and_goings(site: Site) -> None:
+async def test_watch_reports_its_node_and_changes_of_its_children(site: Site) -> None:
     writer, reader = await site.open(), await site.open()
     watch = await reader.watch("/a")
     for change, event in (
@@ -370,7 +370,7 @@ async def test_a_watch_tells_of_its_node_and_its_childrens_comings_and_goings(si
         assert await next_event(watch) == event
 
 
-async def test_a_recursive_watch_tells_of_everything_below_but_no_children(site: Site) -> None:
+async def test_recursive_watch_reports_descendants_but_no_children_events(site: Site) -> None:
     writer, reader = await site.open(), await site.open()
     watch = await reader.watch("/a", recursive=True)
     await writer.transaction(
@@ -386,7 +386,7 @@ async def test_a_recursive_watch_tells_of_everything_below_but_no_children(site:
     ]
 
 
-async def test_a_watch_does_not_tell_of_what_is_not_its_business(site: Site) -> None:
+async def test_watch_reports_only_nodes_in_its_scope(site: Site) -> None:
     store = await site.open()
     await store.transaction([Create("/a"), Create("/a/b"), Create("/aa")])
     plain, recursive = await store.watch("/a"), await store.watch("/a/b", recursive=True)
@@ -407,7 +407,7 @@ async def test_a_read_after_the_event_sees_the_change(site: Site) -> None:
         assert int(await value_of(reader, "/a")) >= number
 
 
-async def test_events_come_in_the_order_of_the_commits(site: Site) -> None:
+async def test_events_arrive_in_commit_order(site: Site) -> None:
     writer, reader = await site.open(), await site.open()
     watch = await reader.watch("/", recursive=True)
     await asyncio.gather(*(writer.create(f"/{number:02}") for number in range(50)))
@@ -418,7 +418,7 @@ async def test_events_come_in_the_order_of_the_commits(site: Site) -> None:
     assert {event.path for event in events} == set(nodes)
 
 
-async def test_nothing_comes_after_a_watch_is_closed(site: Site) -> None:
+async def test_closed_watch_yields_no_events(site: Site) -> None:
     store = await site.open()
     closed, kept = await store.watch("/a"), await store.watch("/a")
     await closed.close()
@@ -448,7 +448,7 @@ async def test_a_cancelled_read_of_a_watch_loses_no_event(site: Site) -> None:
     assert await next_event(watch) == told(WatchEventKind.CREATED, "/a")
 
 
-async def test_a_slow_reader_is_told_to_read_again(site: Site) -> None:
+async def test_slow_reader_gets_a_resync(site: Site) -> None:
     store = await site.open()
     watch = await store.watch("/", recursive=True)
     for start in range(0, 3000, 500):
@@ -456,17 +456,15 @@ async def test_a_slow_reader_is_told_to_read_again(site: Site) -> None:
     await store.create("/last")
     last = await store.watch("/last")
     await store.set("/last", b"")
-    await next_event(last)  # So all of it has arrived.
+    await next_event(last)  # All earlier events have arrived by now.
     assert await next_event(watch) == told(WatchEventKind.RESYNC, "/")
     await store.create("/later")
     assert await next_event(watch) == told(WatchEventKind.CREATED, "/later")
 
 
 @pytest.mark.parametrize("recursive", [False, True])
-async def test_a_watch_outlives_its_connection_and_misses_nothing(
-    site: Site, recursive: bool
-) -> None:
-    """MS5: what came to pass in between is a RESYNC."""
+async def test_watch_survives_a_lost_connection_with_a_resync(site: Site, recursive: bool) -> None:
+    """MS5: changes during the outage are reported as a RESYNC."""
     writer, reader = await site.open(), await site.open()
     states = reader.session_events()
     watch = await reader.watch("/a", recursive=recursive)
@@ -498,11 +496,13 @@ async def test_a_watch_outlives_its_session(site: Site) -> None:
 # --- Outcomes -----------------------------------------------------------------------------------
 
 
-async def test_the_outcome_of_a_write_that_was_cut_off_is_unknown(site: Site) -> None:
+async def test_write_on_a_cut_connection_has_an_unknown_outcome(site: Site) -> None:
     mine = await site.open(operation_timeout_s=600)
     other = await site.open()
     session = mine.session
-    async with asyncio.timeout(DEADLINE_S):  # Known when the connection breaks, not by waiting.
+    async with asyncio.timeout(
+        DEADLINE_S
+    ):  # The error comes when the connection breaks, not after a time-out.
         await site.lose_next_request(mine)
         with pytest.raises(ConnectionLost):
             await mine.create("/lost")
@@ -515,7 +515,7 @@ async def test_the_outcome_of_a_write_that_was_cut_off_is_unknown(site: Site) ->
     assert mine.session == session
 
 
-async def test_a_transaction_that_was_cut_off_is_applied_whole_or_not_at_all(site: Site) -> None:
+async def test_transaction_on_a_cut_connection_is_applied_atomically(site: Site) -> None:
     mine = await site.open()
     await site.lose_next_answer(mine)
     with pytest.raises(ConnectionLost):
@@ -550,7 +550,7 @@ async def test_a_request_that_was_never_sent_did_nothing(site: Site) -> None:
     assert await other.children("/") == []
 
 
-async def test_what_waited_for_a_session_that_is_over_is_not_sent(site: Site) -> None:
+async def test_request_waiting_for_an_expired_session_is_not_sent(site: Site) -> None:
     mine, other = await site.open(session_timeout_s=SHORT_SESSION_S), await site.open()
     states = mine.session_events()
     await mine.create("/e", b"", EPHEMERAL)
@@ -597,7 +597,7 @@ async def test_a_call_cancelled_while_it_waits_is_never_sent(site: Site) -> None
 
 
 async def test_a_client_sees_its_own_writes_in_order(store: MetadataStore) -> None:
-    """Without waiting for any of them: calls are served in the order they were made."""
+    """Calls are served in the order in which they were made, without waiting for each other."""
     await store.create("/a")
     calls: list[asyncio.Future[object]] = []
     for number in range(50):
@@ -608,7 +608,7 @@ async def test_a_client_sees_its_own_writes_in_order(store: MetadataStore) -> No
     assert values == [b"%d" % number for number in range(50)]
 
 
-async def test_sync_then_read_sees_what_was_acknowledged_to_others(site: Site) -> None:
+async def test_read_after_sync_sees_writes_acked_to_other_clients(site: Site) -> None:
     writer, reader = await site.open(), await site.open()
     await writer.create("/a", b"0")
     for number in range(1, 30):
@@ -617,7 +617,7 @@ async def test_sync_then_read_sees_what_was_acknowledged_to_others(site: Site) -
         assert await value_of(reader, "/a") == b"%d" % number
 
 
-async def test_the_store_is_a_context(site: Site) -> None:
+async def test_leaving_the_store_context_ends_its_session(site: Site) -> None:
     other = await site.open()
     async with await site.open() as store:
         await store.create("/e", b"", EPHEMERAL)

@@ -1,4 +1,4 @@
-"""What recovery does in metadata, on every store: marks, locks, votes, lifecycles, the index and drains."""
+"""Recovery's metadata on every store: marks, locks, votes, lifecycles, the index and drains."""
 
 import asyncio
 import random
@@ -23,7 +23,7 @@ L7 = LedgerId(7)
 
 
 @pytest.mark.parametrize("loss", ["request", "answer"])
-async def test_marks_and_locks_whatever_is_lost(site: Site, loss: str) -> None:
+async def test_marks_and_locks_work_despite_lost_messages(site: Site, loss: str) -> None:
     """MK1, MK2, MK3, LR1."""
     store, rival = await site.open(), await site.open()
     lose = site.lose_next_request if loss == "request" else site.lose_next_answer
@@ -42,7 +42,7 @@ async def test_marks_and_locks_whatever_is_lost(site: Site, loss: str) -> None:
     assert found is not None
     assert found.mark.missing == (B[0], B[1])
     assert await theirs.mark(L7, [B[2]], 3)
-    assert not await marks.unmark(found, lock), "it was marked again meanwhile"
+    assert not await marks.unmark(found, lock), "the ledger was marked again in between"
     found = await marks.read(L7)
     assert found is not None
     await lose(store)
@@ -59,7 +59,7 @@ async def test_new_marks_are_made_together_or_not_at_all(site: Site) -> None:
     await initialise(store, ROOT, random.Random(1))
     marks = Marks(store, ROOT)
     await marks.prepare()
-    assert not await marks.mark_new({L7: (B[0],)}, 1), "the folders above are not there yet"
+    assert not await marks.mark_new({L7: (B[0],)}, 1), "the parent nodes do not exist yet"
     assert await marks.mark(L7, [B[0]], 1)
     assert await marks.mark_new({LedgerId(8): (B[0],), LedgerId(9): (B[0], B[1])}, 2)
     assert not await marks.mark_new({LedgerId(10): (B[0],), LedgerId(9): (B[2],)}, 3)
@@ -69,8 +69,8 @@ async def test_new_marks_are_made_together_or_not_at_all(site: Site) -> None:
     assert found.mark.missing == (B[0], B[1])
 
 
-async def test_a_lock_ends_with_its_session_and_so_does_what_rests_on_it(site: Site) -> None:
-    """MK3: a worker that slept through the end of its session swaps nothing."""
+async def test_lock_ends_with_its_session_and_bars_later_swaps(site: Site) -> None:
+    """MK3: a worker whose session expired while it was suspended swaps nothing."""
     store, rival = await site.open(session_timeout_s=SHORT_SESSION_S), await site.open()
     cluster = await initialise(rival, ROOT, random.Random(1))
     nodes = LedgerNodes(store, ROOT, cluster.layout)
@@ -96,7 +96,9 @@ async def test_a_lock_ends_with_its_session_and_so_does_what_rests_on_it(site: S
 
 
 @pytest.mark.parametrize("loss", ["request", "answer"])
-async def test_votes(site: Site, loss: str) -> None:
+async def test_election_passes_to_the_next_vote_when_the_leader_leaves(
+    site: Site, loss: str
+) -> None:
     """EL1, EL2."""
     first, second = await site.open(), await site.open()
     lose = site.lose_next_request if loss == "request" else site.lose_next_answer
@@ -120,7 +122,7 @@ async def test_votes(site: Site, loss: str) -> None:
 
 
 @pytest.mark.parametrize("loss", ["request", "answer"])
-async def test_lifecycles(site: Site, loss: str) -> None:
+async def test_lifecycle_writes_check_version_and_conditions(site: Site, loss: str) -> None:
     """LC2, LR1."""
     store = await site.open()
     lose = site.lose_next_request if loss == "request" else site.lose_next_answer
@@ -137,7 +139,7 @@ async def test_lifecycles(site: Site, loss: str) -> None:
         await nodes.write(changed, last, checks=[Check(f"{ROOT}/vote")])
 
 
-async def test_the_index_follows(site: Site) -> None:
+async def test_ledger_index_follows_changes_after_a_lost_connection(site: Site) -> None:
     """RI1."""
     store, client = await site.open(), await site.open()
     cluster = await initialise(store, ROOT, random.Random(1))

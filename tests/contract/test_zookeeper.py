@@ -1,4 +1,4 @@
-"""What only the ZooKeeper store can get wrong: its server, its thread, TLS and credentials."""
+"""Failures specific to the ZooKeeper store: its server, its thread, TLS and credentials."""
 
 import asyncio
 import logging
@@ -46,10 +46,10 @@ from tests.support.zookeeper import (
     running_or_skipped,
 )
 
-SESSION_TIMEOUT_S = 10.0  # No accidents on a busy machine.
-SOON_NOTICED_S = 2.0  # That of a session whose silent server is to be left.
+SESSION_TIMEOUT_S = 10.0  # Long enough for a busy machine.
+SOON_NOTICED_S = 2.0  # Session time-out of clients that must notice a silent server.
 PATIENCE_S = 60.0
-IMPATIENT_S = 1.0  # The timeout of operations that are to run into it.
+IMPATIENT_S = 1.0  # The time-out of operations that must time out.
 
 
 def make(
@@ -72,7 +72,7 @@ async def store(zookeeper: ZooKeeperTree) -> AsyncIterator[ZooKeeperStore]:
 
 @pytest.fixture
 def server(zookeeper_server: ZooKeeperServer) -> Iterator[LocalZooKeeper]:
-    """One that may fail; it serves again afterwards."""
+    """A server that may fail; it serves again afterwards."""
     if not isinstance(zookeeper_server, LocalZooKeeper):
         pytest.skip("zk: this server must not fail; to enable: unset ROLLBOOK_TEST_ZK")
     yield zookeeper_server
@@ -88,11 +88,11 @@ def proxy(zookeeper: ZooKeeperTree) -> Iterator[CuttingProxy]:
 # --- A server that fails --------------------------------------------------------------------------
 
 
-async def test_the_death_of_a_server_is_outlived(
+async def test_store_survives_a_server_restart(
     server: LocalZooKeeper, store: ZooKeeperStore
 ) -> None:
-    """With the session, if the server still knows it: one that takes connections before it has
-    loaded its database calls every session expired.
+    """The session survives, too, if the server still knows it: a server that accepts connections
+    before it has loaded its database reports every session as expired.
     """
     states = store.session_events()
     session = (await until_state(states, SessionState.CONNECTED)).session
@@ -107,7 +107,9 @@ async def test_the_death_of_a_server_is_outlived(
     assert await next_event(watch) == WatchEvent(WatchEventKind.RESYNC, "/e")
     node = await store.get("/e")
     if not kept:
-        assert node is None or node.stat.owner == session  # About to go, or gone.
+        assert (
+            node is None or node.stat.owner == session
+        )  # The node is about to be deleted, or deleted.
         return
     assert node is not None
     assert (node.stat.owner, node.value) == (session, b"")
@@ -115,7 +117,7 @@ async def test_the_death_of_a_server_is_outlived(
     assert await next_event(watch) == WatchEvent(WatchEventKind.CHANGED, "/e")
 
 
-async def test_a_server_that_hangs_is_noticed(
+async def test_hanging_server_suspends_the_session(
     server: LocalZooKeeper, zookeeper: ZooKeeperTree
 ) -> None:
     async with await make(zookeeper, session_timeout_s=SOON_NOTICED_S).open() as store:
@@ -165,7 +167,7 @@ async def _ask_all_the_time(store: MetadataStore) -> None:
 # --- kazoo's thread -------------------------------------------------------------------------------
 
 
-async def test_no_thread_is_left(server: LocalZooKeeper, zookeeper: ZooKeeperTree) -> None:
+async def test_close_leaves_no_thread(server: LocalZooKeeper, zookeeper: ZooKeeperTree) -> None:
     before = threading.active_count()
     store = await make(zookeeper).open()
     hung = await make(zookeeper).open()
@@ -179,13 +181,13 @@ async def test_no_thread_is_left(server: LocalZooKeeper, zookeeper: ZooKeeperTre
     server.resume()
 
 
-async def test_closing_while_there_is_no_connection_takes_no_time(
+async def test_close_without_a_connection_is_fast(
     proxy: CuttingProxy, zookeeper: ZooKeeperTree
 ) -> None:
     before = threading.active_count()
     store = await make(zookeeper, proxy.address).open()
     states = store.session_events()
-    proxy.pause()  # New connections are taken, and nobody answers there.
+    proxy.pause()  # New connections are accepted but get no response.
     proxy.cut()
     await until_state(states, SessionState.SUSPENDED)
     async with asyncio.timeout(store._timeout_s / 2):
@@ -193,7 +195,7 @@ async def test_closing_while_there_is_no_connection_takes_no_time(
     assert threading.active_count() == before
 
 
-async def test_opening_without_a_server(zookeeper: ZooKeeperTree) -> None:
+async def test_open_without_a_server_raises_and_leaves_no_thread(zookeeper: ZooKeeperTree) -> None:
     before = threading.active_count()
     store = make(zookeeper, "127.0.0.1:1")
     with impatient(store), pytest.raises(MetadataUnavailable, match=r":1 .* refused"):
@@ -204,7 +206,7 @@ async def test_opening_without_a_server(zookeeper: ZooKeeperTree) -> None:
 async def test_a_new_session_follows_when_the_thread_dies(
     store: ZooKeeperStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """kazoo's thread ends at anything that kazoo did not foresee."""
+    """kazoo's thread ends on any exception that kazoo does not expect."""
     states = store.session_events()
     first = await until_state(states, SessionState.CONNECTED)
     watch = await store.watch("/a")
@@ -226,7 +228,7 @@ async def test_a_new_session_follows_when_the_thread_dies(
         await store.create("/a")
 
 
-async def test_an_unheard_of_error_fails_one_request(
+async def test_unknown_error_code_fails_only_its_request(
     store: ZooKeeperStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = store.session
@@ -240,20 +242,20 @@ async def test_an_unheard_of_error_fails_one_request(
     assert store.session == session
 
 
-async def test_a_new_session_goes_on_where_the_last_one_was(store: ZooKeeperStore) -> None:
-    """A replica that lags behind it must not be taken; kazoo alone would start from nothing."""
+async def test_new_session_keeps_the_last_seen_transaction(store: ZooKeeperStore) -> None:
+    """The client must not connect to a replica that lags behind it; kazoo itself would forget it."""
     await store.create("/a")
     client = store._link._client
     seen = client.last_zxid
     assert seen > 0
-    client._reset()  # What kazoo does when a session is over.
+    client._reset()  # kazoo does this when a session has expired.
     assert client.last_zxid == seen
 
 
-async def test_a_request_given_up_before_it_was_sent_is_not_sent(
+async def test_request_timed_out_before_sending_is_not_sent(
     store: ZooKeeperStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its session lives through two impatient calls."""
+    """The session outlasts two calls that time out."""
     await store.create("/a")
     held, released = threading.Event(), threading.Event()
     handler = store._link._handler
@@ -268,7 +270,7 @@ async def test_a_request_given_up_before_it_was_sent_is_not_sent(
     try:
         with impatient(store):
             nudged = await asyncio.gather(store.sync(), return_exceptions=True)
-            # Before or after it sent this one.
+            # The thread is held before or after it sent the sync.
             assert await asyncio.to_thread(held.wait, PATIENCE_S), nudged
             with pytest.raises(MetadataUnavailable):
                 await store.set("/a", b"never sent")
@@ -283,7 +285,7 @@ async def test_a_request_given_up_before_it_was_sent_is_not_sent(
 async def test_a_request_of_another_session_is_not_sent(
     zookeeper: ZooKeeperTree, store: ZooKeeperStore
 ) -> None:
-    """The event loop may learn late that a session is over; its requests must not slip through."""
+    """The event loop may learn late that a session has expired; its requests must not be sent."""
     await store.create("/a")
     request = SetData(f"{zookeeper.chroot}/a", b"never sent", -1)
     reply = store._link.send(request, store.session + 1)
@@ -294,7 +296,7 @@ async def test_a_request_of_another_session_is_not_sent(
     assert node.stat.version == 0
 
 
-async def test_more_calls_than_fit_wait_their_turn(store: ZooKeeperStore) -> None:
+async def test_thousand_concurrent_writes_are_applied_in_order(store: ZooKeeperStore) -> None:
     await store.create("/a")
     stats = await asyncio.gather(*(store.set("/a", b"") for _ in range(1000)))
     assert [stat.version for stat in stats] == list(range(1, 1001))
@@ -303,17 +305,17 @@ async def test_more_calls_than_fit_wait_their_turn(store: ZooKeeperStore) -> Non
 # --- Watches --------------------------------------------------------------------------------------
 
 
-async def test_children_are_told_by_servers_that_keep_one_mode_per_path(
+async def test_children_are_reported_by_servers_with_one_watch_per_path(
     store: ZooKeeperStore, zookeeper: ZooKeeperTree
 ) -> None:
     """Before 3.9, a recursive watch replaces a plain one, which reported changes of children."""
     plain, recursive = await store.watch("/a"), await store.watch("/a", recursive=True)
-    store.on_change(1, f"{zookeeper.chroot}/a/x")  # All that such a server says.
+    store.on_change(1, f"{zookeeper.chroot}/a/x")  # The only event that such a server sends.
     assert await next_event(recursive) == WatchEvent(WatchEventKind.CREATED, "/a/x")
     assert await next_event(plain) == WatchEvent(WatchEventKind.CHILDREN, "/a")
 
 
-async def test_a_server_forgets_a_watch_with_its_last_reader(
+async def test_server_watch_is_removed_with_its_last_reader(
     store: ZooKeeperStore, zookeeper: ZooKeeperTree
 ) -> None:
     path = f"{zookeeper.chroot}/a"
@@ -329,7 +331,7 @@ async def test_a_server_forgets_a_watch_with_its_last_reader(
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An authority, a server's certificate for 127.0.0.1 and for no other name, a stranger."""
+    """An authority, a server certificate only for 127.0.0.1, and an unrelated authority."""
     folder = tmp_path_factory.mktemp("certificates")
     for name in ("authority", "stranger"):
         _openssl(
@@ -356,7 +358,7 @@ def _openssl(folder: Path, arguments: str) -> None:
 
 @pytest.fixture(scope="module")
 def tls_port(certificates: Path) -> Iterator[int]:
-    """Of a server that speaks TLS, and asks its clients for certificates of its authority."""
+    """The port of a TLS server that requires client certificates of its authority."""
     port = free_port()
     config = (
         f"secureClientPort={port}",
@@ -372,7 +374,7 @@ def tls_port(certificates: Path) -> Iterator[int]:
         yield port
 
 
-async def test_tls(certificates: Path, tls_port: int) -> None:
+async def test_requests_over_tls_succeed(certificates: Path, tls_port: int) -> None:
     async with await _open_tls(certificates, tls_port) as store:
         await store.create("/a")
         await asyncio.gather(*(store.get("/a") for _ in range(500)))
@@ -386,12 +388,14 @@ async def test_tls(certificates: Path, tls_port: int) -> None:
         ("127.0.0.1", "authority", False),
     ],
 )
-async def test_tls_is_not_spoken_with_strangers(
+async def test_tls_with_a_wrong_or_missing_certificate_is_refused(
     certificates: Path, tls_port: int, host: str, authority: str, shows_certificate: bool
 ) -> None:
     told, timeout_s = "it does not answer", IMPATIENT_S
     async with asyncio.timeout(PATIENCE_S):
-        while told.endswith("it does not answer"):  # On a busy machine no attempt may be over yet.
+        while told.endswith(
+            "it does not answer"
+        ):  # On a busy machine no attempt may have ended yet.
             with pytest.raises(MetadataUnavailable) as caught:
                 await _open_tls(
                     certificates,
@@ -405,8 +409,8 @@ async def test_tls_is_not_spoken_with_strangers(
     assert re.search(r"(?i)certificate|ssl", told)
 
 
-def test_what_tls_has_decrypted_is_to_be_read(certificates: Path) -> None:
-    """Two answers in one record: the system knows nothing of the second once the first is read."""
+def test_select_reports_data_that_tls_has_decrypted(certificates: Path) -> None:
+    """Two responses in one TLS record: the socket does not become readable for the second one."""
     ours, theirs = socket.socketpair()
     server_context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server_context.load_cert_chain(certificates / "server.pem")
@@ -428,7 +432,7 @@ def test_what_tls_has_decrypted_is_to_be_read(certificates: Path) -> None:
     thread.join()
 
 
-async def test_tls_files_that_cannot_be_used(certificates: Path) -> None:
+async def test_unusable_tls_files_are_a_bad_config(certificates: Path) -> None:
     with pytest.raises(BadConfig, match="TLS files"):
         await _open_tls(certificates, 1, authority="nobody")
 
@@ -448,7 +452,7 @@ async def _open_tls(
     return await open_metadata_store(url, operation_timeout_s=operation_timeout_s)
 
 
-async def test_what_was_made_with_credentials_is_for_them_alone(
+async def test_nodes_made_with_credentials_are_closed_to_other_clients(
     zookeeper: ZooKeeperTree,
     store: ZooKeeperStore,
     caplog: pytest.LogCaptureFixture,
@@ -468,7 +472,7 @@ async def test_what_was_made_with_credentials_is_for_them_alone(
     assert "sesame" not in caplog.text + printed.out + printed.err
 
 
-async def test_credentials_that_are_refused(zookeeper: ZooKeeperTree) -> None:
+async def test_refused_credentials_raise_unauthorized(zookeeper: ZooKeeperTree) -> None:
     before = threading.active_count()
     options = ZooKeeperOptions(auth=("unheard-of", "sesame"))
     with pytest.raises(Unauthorized, match=zookeeper.server.address):
@@ -476,6 +480,6 @@ async def test_credentials_that_are_refused(zookeeper: ZooKeeperTree) -> None:
     assert threading.active_count() == before
 
 
-async def test_sasl_says_what_it_lacks(zookeeper: ZooKeeperTree) -> None:
+async def test_sasl_without_its_package_names_the_package(zookeeper: ZooKeeperTree) -> None:
     with pytest.raises(BadConfig, match="pure-sasl"):
         ZooKeeperStore("h:1", ZooKeeperOptions(sasl=("DIGEST-MD5", "me", "sesame")))

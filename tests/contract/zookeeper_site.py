@@ -1,4 +1,4 @@
-"""ZooKeeper under contract: each client behind a proxy of its own, all in a tree of their own."""
+"""The ZooKeeper store under contract: each client has its own proxy, each site its own tree."""
 
 import contextlib
 

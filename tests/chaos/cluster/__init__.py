@@ -1,1 +1,1 @@
-"""Recovery under faults: bookies that are lost, that come back and that are drained, and what makes their copies."""
+"""Recovery under faults: bookies that are lost, return or drain, and the re-replication of copies."""

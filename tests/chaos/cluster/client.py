@@ -18,7 +18,9 @@ class Writer(client.Writer):
 
 
 class Auditor(client.Auditor):
-    config = ClientConfig(connect_timeout_s=10.0, read_deadline_s=30.0)  # On a busy machine, too.
+    config = ClientConfig(
+        connect_timeout_s=10.0, read_deadline_s=30.0
+    )  # Long enough for a busy machine.
     wrong = tuple(state for state in CopyState if state is not CopyState.GOOD)
 
 

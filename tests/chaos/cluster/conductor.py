@@ -1,6 +1,6 @@
 """Leads a run: a cluster, its recovery servers and its writers, a plan of faults, a last drain, an audit, the verdict.
 
-It serves the metadata itself. What it asks of recovery it asks as commands do.
+It serves the metadata itself. It makes its requests to recovery as the commands do.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ from tests.tally import Tally
 
 RECOVERER: Final = "recoverer-1"
 AUDITORS: Final = ("auditor-1", "auditor-2")
-LEAVING: Final = BOOKIES[0]  # Drained at the end, and not taken back.
+LEAVING: Final = BOOKIES[0]  # Drained at the end and not resumed.
 _PATIENCE_S: Final = 120.0
 _POLL_S: Final = 0.2
 _SHOWN_MAX: Final = 20
@@ -95,7 +95,7 @@ class Conductor:
         self._writing: dict[str, int] = {}
         self._watcher = BookieWatcher(store, cluster.root)
         self._watching: asyncio.Task[None]
-        self.mostly_away = 0  # So often more than half of the bookies were not registered.
+        self.mostly_away = 0  # How often more than half of the bookies were not registered.
 
     # --- The cast -----------------------------------------------------------------------------
 
@@ -174,7 +174,7 @@ class Conductor:
         report(int(seconds), int(seconds))
 
     async def _rest(self, seconds: float) -> None:
-        """Not beyond the end of the chaos."""
+        """Sleeps, at most until the end of the chaos."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._over.wait()
@@ -197,7 +197,7 @@ class Conductor:
     async def _drain_for(self, bookie: BookieId, for_s: float) -> None:
         try:
             await self._departures.drain([bookie])
-        except RollbookError as refused:  # Too few others take entries just now.
+        except RollbookError as refused:  # Too few other bookies are writable at the moment.
             self.struck[f"drain refused: {refused.code.reason}"] += 1
             return
         await self._rest(for_s)
@@ -211,7 +211,7 @@ class Conductor:
     # --- The end ------------------------------------------------------------------------------
 
     async def settle(self) -> list[str]:
-        """All processes are up, nobody writes, and one bookie is drained at last. Returns what is wrong then."""
+        """With all processes up and no writes, drains one last bookie; returns the failures found."""
         await self.until_ready(self.actors)
         await asyncio.gather(
             *(self._ask(name, "finish", "finished", _PATIENCE_S) for name in WRITERS)
@@ -255,7 +255,7 @@ class Conductor:
         return []
 
     async def audit(self, timeout_s: float) -> list[str]:
-        """By two new clients that remember nothing. The drained bookie is gone then."""
+        """Two new clients, without any state, read and check everything. The drained bookie is stopped."""
         leaving = BookieId(LEAVING)
         self.actors[LEAVING].kill()
         verdict = await self._departures.judge([leaving])
@@ -270,7 +270,7 @@ class Conductor:
         return [] if not verdict.damage.named else [f"{LEAVING} is drained, and not safe to remove"]
 
     async def end(self) -> list[str]:
-        """What is wrong with the processes themselves."""
+        """Failures of the processes themselves."""
         self._watching.cancel()
         await self._watcher.close()
         for actor in self.actors.values():
@@ -279,7 +279,7 @@ class Conductor:
         return wrong + tracebacks(self.logs)
 
     def logged(self) -> Counter[str]:
-        """What recovery servers did, by their logs."""
+        """Counts the events in the logs of the recovery servers."""
         events: Counter[str] = Counter()
         for path in self.logs.glob("recovery-*"):
             for line in path.read_text().splitlines():
@@ -291,7 +291,7 @@ class Conductor:
 async def _conduct(
     conductor: Conductor, seconds: float, seed: int, report: Callable[[int, int], None]
 ) -> tuple[list[str], float]:
-    """What is wrong, and after how many seconds everything was whole."""
+    """Returns the failures, and the seconds until all ledgers were whole."""
     await conductor.begin()
     await conductor.suffer(draw(seed, seconds), seconds, report)
     healed_at = time.monotonic()
@@ -333,7 +333,7 @@ def chaos(seconds: float, seed: int, progress: Progress, say: Callable[[str], No
         violations += judgement.violations
         events = conductor.logged()
         violations += [f"{events[each]} times {each}" for each in _MUST_NOT_BE if events[each]]
-        # A machine that does not let bookies run for a session's time takes them away. Each auditor may brake then.
+        # A stalled machine expires the bookies' sessions; each auditor may pause once each time.
         if events[_BRAKED] > len(RECOVERY) * conductor.mostly_away:
             away = f"most bookies were away {conductor.mostly_away} times"
             violations.append(f"{events[_BRAKED]} times {_BRAKED}, and {away}")

@@ -1,10 +1,10 @@
-"""Nobody alive is fenced (RP4, WR11): many idle logs, one bookie killed and one drained.
+"""No live owner is fenced (RP4, WR11): many idle logs, one bookie killed and one drained.
 
     python -m tests.chaos.cluster.idle LOGS
 
-Five bookies, one recovery server and one log server, as processes. Each log has one record and an open segment. When no
-ledger names the lost bookie and the draining one any more, recovery has closed no ledger, every segment is still open, and
-each log takes an append from the owner that it had.
+Five bookies, one recovery server and one log server, as processes. Each log has one record and an open segment.
+When neither the lost nor the draining bookie is in a ledger any more, recovery has closed no ledger, every segment
+is still open, and each log takes an append from the owner that it had.
 """
 
 import asyncio
@@ -86,7 +86,7 @@ class Idle:
         self._bookies[LOST].kill()
 
     def closed(self) -> int:
-        """By recovery, as its log says."""
+        """Ledgers closed by recovery, according to its log."""
         return self._recovery_log.read_text().count("ledger_closed_for_repair")
 
 
@@ -116,7 +116,7 @@ async def _append(client: aio.Client, log: LogName) -> None:
 
 
 async def run(idle: Idle, store: MetadataStore, logs: int, say: Callable[[str], None]) -> list[str]:
-    """What is wrong at the end."""
+    """Runs the scenario and returns the failures."""
     cluster = await open_cluster(store, MetadataUrl.parse(idle.url).ledgers_root)
     departures = Departures(store, cluster, SystemClock(), random.SystemRandom())
     names = [LogName("idle", f"log-{number:05d}") for number in range(logs)]

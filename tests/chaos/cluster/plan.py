@@ -1,7 +1,7 @@
 """What is done to bookies, recovery servers and writers, and when: drawn from a seed.
 
 Kinds are dealt like cards: each comes before any comes again. One bookie is down at a time, and another one may drain:
-three of the five take entries at every moment. Never are both recovery servers killed at once for long.
+three of the five take entries at every moment. The two recovery servers are never both killed for long.
 """
 
 import random
@@ -12,10 +12,10 @@ from typing import Final
 BOOKIES: Final = ("bk-1", "bk-2", "bk-3", "bk-4", "bk-5")
 RECOVERY: Final = ("recovery-1", "recovery-2")
 WRITERS: Final = ("writer-1", "writer-2", "writer-3")
-SESSION_S: Final = 3.0  # Of a bookie.
-DELAY_S: Final = 1  # Before a bookie that is missing is lost.
-_GAP_S: Final = 1.5  # From one fault to the next, on average.
-_REST_S: Final = 1.0  # Between two faults of one target.
+SESSION_S: Final = 3.0  # The session time-out of a bookie.
+DELAY_S: Final = 1  # Delay before a missing bookie counts as lost.
+_GAP_S: Final = 1.5  # Mean time from one fault to the next.
+_REST_S: Final = 1.0  # Least time between two faults of one target.
 
 
 class ClusterFaultKind(Enum):
@@ -57,7 +57,7 @@ class Fault:
 
 
 def draw(seed: int, seconds: float) -> list[Fault]:
-    """In the order in which they begin."""
+    """Faults in the order of their start."""
     chance = random.Random(seed)
     faults: list[Fault] = []
     deck: list[ClusterFaultKind] = []
@@ -67,7 +67,7 @@ def draw(seed: int, seconds: float) -> list[Fault]:
             deck = list(_DECK)
             chance.shuffle(deck)
         under_way = [each for each in faults if each.end_s + _REST_S > at_s]
-        for kind in reversed(deck):  # The first that can be done now.
+        for kind in reversed(deck):  # The first kind that is possible now.
             if targets := _free(kind, under_way):
                 low, high = _HOW_LONG_S[kind]
                 faults.append(Fault(at_s, kind, chance.choice(targets), chance.uniform(low, high)))

@@ -1,4 +1,4 @@
-"""The plan leaves enough bookies, and deals every kind."""
+"""The plan leaves enough bookies and has every kind of fault."""
 
 import pytest
 
@@ -8,7 +8,7 @@ DOWN = (ClusterFaultKind.LOSE_BOOKIE, ClusterFaultKind.RESTART_BOOKIE)
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_one_bookie_is_down_and_another_one_drains(seed: int) -> None:
+def test_at_most_one_bookie_is_down_and_one_drains(seed: int) -> None:
     faults = draw(seed, 300.0)
     assert {fault.kind for fault in faults} == set(ClusterFaultKind)
     for fault in faults:
@@ -23,7 +23,7 @@ def test_one_bookie_is_down_and_another_one_drains(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_what_is_lost_is_lost_for_longer_than_the_delay(seed: int) -> None:
+def test_lost_bookie_is_away_for_longer_than_the_delay(seed: int) -> None:
     for fault in draw(seed, 300.0):
         assert fault.target in {ClusterFaultKind.KILL_RECOVERY: RECOVERY}.get(
             fault.kind, BOOKIES

@@ -1,12 +1,12 @@
 """Is there an order that explains every response? Linearizability, key by key.
 
 Each operation takes effect at one moment between its call and its return, and returns what was there at
-that moment; one that nobody knows the end of takes effect at some moment behind its call, or never. The search
+that moment; one without a known outcome takes effect at some moment after its call, or never. The search
 is Wing's and Gong's: take any operation next that was called before all others returned; whatever was tried,
 as a set of operations and a value, is not tried again (Lowe). Keys are independent, and short-lived.
 
-A write that nobody knows the end of, and whose value nobody ever saw or compared with, changes nothing
-that any client saw, and is left out.
+A write without a known outcome, whose value no client ever saw or compared with, changes nothing that
+any client saw, and is left out.
 """
 
 from collections import defaultdict
@@ -18,7 +18,7 @@ _SHOWN_MAX = 12
 
 
 def violations(history: Iterable[Op]) -> list[str]:
-    """One for each key that no order explains."""
+    """One violation for each key that no order explains."""
     by_key: dict[str, list[Op]] = defaultdict(list)
     for op in history:
         by_key[op.key].append(op)
@@ -33,7 +33,7 @@ def violations(history: Iterable[Op]) -> list[str]:
 
 
 def unexplained(ops: Sequence[Op]) -> list[Op]:
-    """Empty: there is an order. Else what is left where the search came furthest."""
+    """Returns [] if there is an order; otherwise what is left where the search came furthest."""
     ops = _relevant(ops)
     known = sum(1 << index for index, op in enumerate(ops) if op.is_known)
     tried: set[tuple[int, str | None]] = set()
@@ -56,7 +56,7 @@ def unexplained(ops: Sequence[Op]) -> list[Op]:
 
 
 def _relevant(ops: Sequence[Op]) -> list[Op]:
-    """By their calls."""
+    """The operations that matter, ordered by their calls."""
     seen = {op.found if op.is_known else op.expect for op in ops}
     return sorted(
         (op for op in ops if op.is_known or (op.do != "get" and op.value in seen)),
@@ -65,9 +65,9 @@ def _relevant(ops: Sequence[Op]) -> list[Op]:
 
 
 def _next(ops: Sequence[Op], done: int) -> list[int]:
-    """Those that were called before any other that is left returned."""
+    """The remaining operations that were called before any other remaining one returned."""
     found: list[int] = []
-    first = (~done & done + 1).bit_length() - 1  # That is left.
+    first = (~done & done + 1).bit_length() - 1  # The first remaining operation.
     first_return = ops[first].returned_ns
     for index in range(first, len(ops)):
         if done >> index & 1:

@@ -1,6 +1,6 @@
 """Clients of the key-value store: they call any node, follow redirects, and record each response.
 
-Keys live for a second or two, so that what nobody knows the end of is soon nobody's concern.
+Keys live for a second or two, so that operations without a known outcome soon stop to matter.
 """
 
 import asyncio
@@ -11,22 +11,24 @@ from dataclasses import replace
 
 from tests.chaos.kv.history import Op
 
-KEYS = 3  # At a time.
+KEYS = 3  # Keys in use at a time.
 _KEY_LIFE_S = 1.5
-_PATIENCE_S = 1.0  # With an answer to a change,
-_READ_PATIENCE_S = 0.4  # and to a read: so somebody asks a frozen node just before it goes on.
+_PATIENCE_S = 1.0  # Time-out of a change.
+_READ_PATIENCE_S = (
+    0.4  # Time-out of a read: short, so that frozen nodes get reads just before they continue.
+)
 _HOPS_MAX = 3
 READS = ("get",)
 CHANGES = ("get", "put", "put", "cas", "delete")
-_PAUSE_S = 0.04  # Between two operations, at most.
+_PAUSE_S = 0.04  # The longest pause between two operations.
 
 
 class NotDone(Exception):
-    """Nothing came of it, for sure."""
+    """The operation had no effect, for certain."""
 
 
 class InDoubt(Exception):
-    """Nobody knows."""
+    """The outcome is unknown."""
 
 
 class Door:
@@ -37,7 +39,7 @@ class Door:
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def ask(self, method: str, path: str, body: str) -> tuple[int, str, str]:
-        """Status, body, `Location`. Raises `NotDone` and `InDoubt`."""
+        """Returns status, body and `Location`. Raises `NotDone` and `InDoubt`."""
         try:
             if self._streams is None:
                 async with asyncio.timeout(_PATIENCE_S):
@@ -77,24 +79,24 @@ class Client:
         self._kinds = kinds
         self.history: list[Op] = []
         self.refused = 0
-        self.changed_ns: list[int] = []  # When a change was acknowledged.
+        self.changed_ns: list[int] = []  # Times at which a change was acknowledged.
         self._nodes = nodes
         self._chance = chance
         self._doors = {node: Door(node) for node in nodes}
-        self._last: dict[str, str | None] = {}  # What it last knew of a key.
+        self._last: dict[str, str | None] = {}  # The last known value of each key.
         self._leader = nodes[0]
         self._values = 0
 
     async def work(self, is_over: asyncio.Event) -> None:
         while not is_over.is_set():
             op = self._pick()
-            if await self.do(op) and op.do != "get":  # Another node knows it, too: at once.
+            if await self.do(op) and op.do != "get":  # Another node must see the change at once.
                 await self.do(Op(self.name, "get", op.key, 0))
             await asyncio.sleep(self._chance.uniform(0, _PAUSE_S))
         self.close()
 
     async def audit(self, keys: Sequence[str]) -> None:
-        """Reads them from every node, until it knows."""
+        """Reads the keys from every node, retrying until each answers."""
         for node in self._nodes:
             for key in keys:
                 while not await self.do(Op(self.name, "get", key, 0), node):
@@ -118,7 +120,7 @@ class Client:
         return Op(self.name, do, key, 0)
 
     async def do(self, op: Op, node: str | None = None) -> bool:
-        """Whether it is known how it ended."""
+        """Does the operation; returns whether its outcome is known."""
         op = replace(op, called_ns=time.monotonic_ns())
         try:
             status, text = await self._ask(op, node)
@@ -141,7 +143,7 @@ class Client:
     async def _ask(self, op: Op, node: str | None) -> tuple[int, str]:
         method = {"get": "GET", "delete": "DELETE"}.get(op.do, "PUT")
         path = f"/{op.key}" + (f"?expect={op.expect}" if op.do == "cas" else "")
-        if node is None:  # Changes go where the leader was, mostly.
+        if node is None:  # Changes are mostly sent to the last known leader.
             is_change = op.do != "get" and self._chance.random() < 0.9
             node = self._leader if is_change else self._chance.choice(self._nodes)
         for _ in range(_HOPS_MAX):

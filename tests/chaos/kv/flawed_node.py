@@ -2,8 +2,8 @@
 
 early      answers a change before it is confirmed (WK3)
 eager      has a change in its state before it is confirmed, and keeps it when it is fenced (WK1)
-trusting   as leader, answers reads out of its state: nobody is asked whether it still leads
-stale      answers reads out of its state, as a standby, too
+trusting   as leader, answers reads from its state, without checking that it still leads
+stale      answers reads from its state, also as a standby
 """
 
 import asyncio
@@ -33,7 +33,7 @@ def early() -> None:
 
 def eager() -> None:
     propose, apply = Term.propose, StateMachine._apply
-    results: dict[bytes, Any] = {}  # Values are unique.
+    results: dict[bytes, Any] = {}  # Keyed by command: values are unique.
 
     async def apply_first(self: Term, command: bytes) -> Any:
         self._check()

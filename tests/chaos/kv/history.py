@@ -7,24 +7,24 @@ NEVER = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """Of one key. What was refused is not written down: it has no effect."""
+    """A call on one key. Refused calls are not recorded: they have no effect."""
 
     client: str
     do: str  # "get", "put", "cas", "delete"
     key: str
     called_ns: int
-    returned_ns: int = NEVER  # NEVER: nobody knows what became of it.
-    value: str | None = None  # That is to be.
+    returned_ns: int = NEVER  # NEVER: the outcome is unknown.
+    value: str | None = None  # The value to write.
     expect: str | None = None
     is_done: bool = True
-    found: str | None = None  # Before it.
+    found: str | None = None  # The value before the call.
 
     @property
     def is_known(self) -> bool:
         return self.returned_ns != NEVER
 
     def after(self, state: str | None) -> str | None:
-        """What is there when it was done."""
+        """The value after the call."""
         if self.do == "get" or (self.do == "cas" and state != self.expect):
             return state
         return self.value

@@ -1,7 +1,7 @@
-"""Leaders of the example's key-value store are killed and frozen, again and again, under load; then what clients
-were told is checked, and how long nobody led is told.
+"""Leaders of the example's key-value store are killed and frozen, many times, under load; then the
+responses to clients are checked, and the times without a leader reported.
 
-A run of many leaders fails, too, if that was too long (`takeover.py`), where only the leader was struck.
+A run of many leaders also fails if those times were too long (`takeover.py`), where only the leader was struck.
 """
 
 import asyncio
@@ -34,13 +34,13 @@ WRITERS: Final = 4
 READERS: Final = 2
 _SNAPSHOT_EVERY: Final = 60
 _PATIENCE_S: Final = 60.0
-_LED_S: Final = (0.3, 0.9)  # How long a leader lives.
+_LED_S: Final = (0.3, 0.9)  # How long a node leads before it is struck.
 _AWAY_S: Final = (0.0, 1.0)
-_FROZEN_S: Final = (0.1, 0.9)  # When another one leads already.
+_FROZEN_S: Final = (0.1, 0.9)  # How long it stays frozen after another one leads.
 _LOOK_AGAIN_S: Final = 0.1
 _FREEZES_EVERY: Final = 3
-_SERVER_DIES_EVERY: Final = 7  # With the leader.
-_ON_ITS_WAY_NS: Final = 20_000_000  # What was said before a strike is heard by then.
+_SERVER_DIES_EVERY: Final = 7  # Every this many strikes the log's owner is killed, too.
+_ON_ITS_WAY_NS: Final = 20_000_000  # Responses sent before a strike have arrived by then.
 _SHOWN_MAX: Final = 10
 _AT_A_TIME: Final = 9
 
@@ -49,8 +49,8 @@ Progress = Callable[[str], Callable[[int, int], None]]
 
 class Struck(NamedTuple):
     at_ns: int
-    is_killed: bool  # Else it was stopped, and went on later.
-    owner_died: bool = False  # The log server, with it.
+    is_killed: bool  # Otherwise it was stopped and resumed later.
+    owner_died: bool = False  # The log server that owned the log was killed, too.
 
 
 class Run:
@@ -114,7 +114,7 @@ class Run:
             self._led.set()
 
     async def conduct(self, strikes: int, report: Callable[[int, int], None]) -> list[str]:
-        """What is wrong with how long it took."""
+        """Strikes the leaders and returns failures to finish in time."""
         try:
             await self._conduct(strikes, report)
         except TimeoutError:
@@ -168,12 +168,12 @@ class Run:
             node.start()
             return
         async with asyncio.timeout(_PATIENCE_S):
-            await self._led.wait()  # Else it might lead still.
+            await self._led.wait()  # Otherwise it might still lead.
         await asyncio.sleep(self._chance.uniform(*_FROZEN_S))
         node.resume()
 
     async def _kill_owner(self) -> None:
-        """The log server that owns the log."""
+        """Kills the log server that owns the log."""
         async with rollbook.aio.connect(self._url, wait_s=60) as client:
             (owner,) = await client.lookup(["kv"])
         (name,) = (name for name, door in self._doors.items() if door == owner.address)
@@ -182,7 +182,7 @@ class Run:
         self._servers[name].start()
 
     async def _until_truncated(self) -> None:
-        """WK6: behind a snapshot, for which a slow machine may have had too little work done."""
+        """WK6: waits for a snapshot, for which a slow machine may have had too little work done."""
         async with rollbook.aio.connect(self._url, wait_s=60) as client:
             log = await client.open("kv")
             while not (head := await log.head_offset()):
@@ -194,7 +194,7 @@ class Run:
         return sorted(keys, key=keys.__getitem__)[-4 * KEYS :]
 
     def complaints(self) -> list[str]:
-        """What is wrong with the nodes themselves."""
+        """Failures of the nodes themselves."""
         actors = (*self.nodes.values(), *self._servers.values())
         ended = [text for actor in actors for text in actor.unasked]
         return ended + tracebacks(self._logs)
@@ -204,7 +204,7 @@ class Run:
         return [op for each in (*self.clients, self.auditor) for op in each.history]
 
     def gaps_s(self, moments_ns: list[int], kind: tuple[bool, bool]) -> list[float]:
-        """From each strike to the next of those moments."""
+        """The seconds from each strike to the next of these moments."""
         gaps = []
         for struck in self.struck:
             index = bisect_right(moments_ns, struck.at_ns + _ON_ITS_WAY_NS)
@@ -213,7 +213,7 @@ class Run:
         return sorted(gaps)
 
     def too_slow(self) -> list[str]:
-        """Of strikes that left the log's owner alone: else its take-over is in it."""
+        """Complaints on strikes that left the log's owner alone: others include its take-over."""
         return [
             f"leaders {name}: {complaint}"
             for kind, name in _KINDS.items()
@@ -265,7 +265,7 @@ def chaos(
 
 
 def find_planted(strikes: int, seed: int, progress: Progress, say: Callable[[str], None]) -> Tally:
-    """At most `strikes` leaders are struck for each of them, a few at a time."""
+    """Strikes at most `strikes` leaders for each planted flaw, a few runs at a time."""
     tally = Tally("bugs")
     for flaw in FLAWS:
         for struck in range(0, strikes, _AT_A_TIME):

@@ -1,4 +1,4 @@
-"""How long nobody leads, judged: another one has to lead within `TAKEOVER_S`, in the median and mostly (`WITHIN`).
+"""Judges the times without a leader: the median, and the share `WITHIN`, must be within `TAKEOVER_S`.
 
 With fewer gaps of a kind than `JUDGED_FROM` the difference could be chance.
 """
@@ -8,11 +8,11 @@ from typing import Final
 
 TAKEOVER_S: Final = 2.0
 WITHIN: Final = 0.9
-JUDGED_FROM: Final = 25  # Of the hundred that are usually struck about 29 are frozen.
+JUDGED_FROM: Final = 25  # Of a hundred strikes, about 29 are freezes.
 
 
 def too_slow(gaps: list[float]) -> str:
-    """What is wrong with these, which are sorted; nothing, if they are few."""
+    """Complains about sorted gaps that are too long; "" if not, or if there are too few."""
     within = bisect_right(gaps, TAKEOVER_S)
     if len(gaps) < JUDGED_FROM:
         return ""
@@ -22,5 +22,5 @@ def too_slow(gaps: list[float]) -> str:
 
 
 def spread(gaps: list[float]) -> str:
-    """Of sorted ones."""
+    """Median and maximum of sorted gaps."""
     return f"{gaps[len(gaps) // 2]:.2f} s, {gaps[-1]:.2f} s at most"

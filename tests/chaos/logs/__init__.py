@@ -1,1 +1,1 @@
-"""Chaos of named logs: their owners, readers and writers, through the public door."""
+"""Chaos of named logs: their owners, readers and writers, through the public API."""

@@ -1,16 +1,16 @@
 """Judges the responses that clients of logs got, in a run in which owners could die, hang, or be replaced.
 
-- **linearizable**: `simulation/checkers/log.py` decides, log by log: nothing acked is lost, appended twice,
-  or before what was acked before it was handed over; no hole; what was refused is nowhere; all who
-  read, whenever, read the same; each reader sees every offset, in order.
+- **linearizable**: `simulation/checkers/log.py` decides, log by log: no acked record is lost, appended
+  twice, or placed before a record that was acked before it was handed over; no hole; no refused record
+  is in the log; all readers read the same at any time; each reader sees every offset, in order.
 - **order** (SV5): the records of a writer are in the log in the order in which it was given them, and none is
-  missing in front of another.
+  missing before another one.
 - **retry**: a batch that is sent again gets its first offsets.
-- **condition**: what was acked with an expected offset has it.
+- **condition**: a record that was acked with an expected offset has that offset.
 - **prefix**: a reader gets every offset from where it begins, except for reported gaps.
-- **gap**: only what somebody asked to truncate is missing to a reader.
+- **gap**: readers miss only records that a client asked to truncate.
 - **end**: every log was sealed, all clients learned the same end, and all of it was read.
-- **thaw**: an owner that was stopped for longer than its lease acks nothing that was handed over later.
+- **thaw**: an owner that was stopped for longer than its lease acks no append that was handed over later.
 """
 
 from bisect import bisect_left
@@ -25,11 +25,11 @@ from tests.chaos.logs.history import Event
 from tests.simulation.checkers.log import check_log
 from tests.simulation.history import Append, Delivery, History, Tail
 
-_SHOWN_MAX: Final = 5  # Of one rule in one log.
+_SHOWN_MAX: Final = 5  # The most violations shown for one rule in one log.
 
 
 class Freeze(NamedTuple):
-    """A server stood still, in one of its lives."""
+    """A server process was stopped."""
 
     server_id: str
     from_ns: int
@@ -81,7 +81,7 @@ class _Log:
         self._places: dict[str, int] = {}
         self._asked: dict[str, int] = {}
         self._readings: dict[str, int] = {}
-        self._next: dict[str, int] = {}  # Of each reader, once it has begun.
+        self._next: dict[str, int] = {}  # The next offset of each reader that has begun.
         self._truncated: list[tuple[int, int]] = []
         self._gaps: list[tuple[int, int, str]] = []
         self._ends: dict[int, str] = {}
@@ -170,7 +170,7 @@ class _Log:
             case "audited":
                 self._is_audited = True
             case "owner":
-                pass  # Of the run as a whole.
+                pass  # Checked for the run as a whole.
             case _:
                 raise ValueError(f"what is this: {event}")
 
@@ -228,7 +228,7 @@ def _names(event: Event) -> list[str]:
 def judge(
     events: Iterable[Event], freezes: Sequence[Freeze], lease_s: float, wall_ns: int
 ) -> Judgement:
-    """`wall_ns`: how far the wall's clock is ahead of the monotonic one."""
+    """`wall_ns` is how far the wall clock is ahead of the monotonic clock."""
     judgement = Judgement()
     logs: dict[str, _Log] = {}
     for event in events:

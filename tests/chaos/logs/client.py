@@ -36,9 +36,9 @@ LOGS: Final = (*FREE, *RACED)
 _PAUSE_S: Final = 0.1
 _UNSETTLED_MAX: Final = 200
 _BURST_MAX: Final = 10
-_STREAM_MAX: Final = 2000  # Records; then a new writer begins.
+_STREAM_MAX: Final = 2000  # The most records of one writer; then a new writer begins.
 _SIZES: Final = (20, 100, 1000)
-_KEPT: Final = 300  # Records that truncation leaves, at least.
+_KEPT: Final = 300  # The fewest records that truncation leaves.
 
 
 def say(line: str) -> None:
@@ -100,7 +100,7 @@ class Writer(Client):
             await stream.close()
 
     async def _repeat(self, name: str) -> None:
-        """Batches with a producer of our own, sent until they are acked, and once more."""
+        """Sends batches with its own producer until they are acked, and then once more."""
         await self.open(name)
         while not self.is_finishing:
             stream, producer = self.new_stream(), os.urandom(16)
@@ -124,7 +124,7 @@ class Writer(Client):
                 await asyncio.sleep(self.chance.uniform(0, 0.2))
 
     async def _send(self, name: str, block: bytes) -> messages.AppendAck:
-        """For as long as it takes."""
+        """Retries without a time limit."""
         request = messages.Append(LogName.parse(name), block)
         while True:
             try:
@@ -136,7 +136,7 @@ class Writer(Client):
 
 
 class Stream:
-    """What one exactly-once writer is given, and what becomes of it."""
+    """The appends of one exactly-once writer, and their outcomes."""
 
     def __init__(self, writer: aio.Writer, owner: Client, log: str) -> None:
         self._writer = writer
@@ -152,14 +152,16 @@ class Stream:
         return self._submitted < _STREAM_MAX and not self._is_failed
 
     def submit(self, count: int) -> None:
-        """Nothing is sent before the turn is over, so it is written down first."""
+        """Nothing is sent within this event-loop turn, so appends are recorded before."""
         if self._unsettled + count > _UNSETTLED_MAX:
             return
         first = self._submitted
         self._owner.note("append", self._log, stream=self._name, first=first, count=count)
         payloads = self._owner.payloads(self._name, first, count)
         submissions: list[aio.Submission] = []
-        with suppress(RollbookError):  # It has ended; the rest is not in the log, for sure.
+        with suppress(
+            RollbookError
+        ):  # The writer has ended; the remaining records are not in the log, for certain.
             submissions.extend(map(self._writer.submit, payloads))
         refused = count - len(submissions)
         if refused:
@@ -266,7 +268,7 @@ class Steward(Client):
 
 class Reader(Client):
     async def follow(self, name: str) -> None:
-        """From the beginning to the seal."""
+        """Reads the log from its beginning to its seal."""
         log = await self.open(name)
         self.note("begin", name)
         position: int | None = None
@@ -357,7 +359,7 @@ async def live(role: str, url: str, path: Path) -> None:
             await actor.finish()
         assert await lines.get() == "finish"
         await actor.finish()
-        await asyncio.Event().wait()  # To be killed.
+        await asyncio.Event().wait()  # Waits to be killed.
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ _ENVIRONMENT: Final = {
     "ROLLBOOK_BOOKIE_SESSION_TIMEOUT_S": "4",
     "ROLLBOOK_STORAGE_JOURNAL_FILE_BYTES": str(8 << 20),
     "ROLLBOOK_STORAGE_CACHE_BYTES": str(16 << 20),
-    "ROLLBOOK_LOG_SERVICE_TAIL_MEMORY_BYTES": str(1 << 20),  # Readers fall out of it.
+    "ROLLBOOK_LOG_SERVICE_TAIL_MEMORY_BYTES": str(1 << 20),  # So small that readers fall behind it.
 }
 
 
@@ -65,7 +65,7 @@ class Conductor:
         for path in (self.history, self._logs):
             path.mkdir()
         self.actors: dict[str, Actor] = {}
-        self.lives: dict[str, str] = {}  # Log server -> its id in this life.
+        self.lives: dict[str, str] = {}  # Log server -> the id of its current process.
         self.struck: list[Struck] = []
         self.freezes: list[Freeze] = []
         self._over = asyncio.Event()
@@ -135,7 +135,7 @@ class Conductor:
         say(f"progress {int(seconds)} {int(seconds)} seconds of chaos")
 
     async def _rest(self, seconds: float) -> None:
-        """Not beyond the end of the chaos."""
+        """Sleeps, at most until the end of the chaos."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._over.wait()
@@ -149,7 +149,9 @@ class Conductor:
             began = time.monotonic_ns()
             actor.stop()
             stood = time.monotonic_ns()
-            await asyncio.sleep(fault.for_s)  # Even if the rest is over: it is to miss its lease.
+            await asyncio.sleep(
+                fault.for_s
+            )  # Even if the chaos is over: the server has to miss its lease.
             thawed = time.monotonic_ns()
             actor.resume()
             self.freezes.append(Freeze(server_id, stood, thawed))
@@ -163,7 +165,7 @@ class Conductor:
     # --- The end ------------------------------------------------------------------------------
 
     async def audit(self) -> None:
-        """Nobody writes any more, and everybody is up; then every log is sealed."""
+        """Seals and audits every log, with all processes up and no more writes."""
         await self.until_ready(self.actors)
         await self.finish(*WRITERS, *RACERS, STEWARD)
         self.cast([AUDITOR])
@@ -171,7 +173,7 @@ class Conductor:
         await self.finish(AUDITOR, *TAILERS)
 
     def end(self) -> list[str]:
-        """What is wrong with the processes themselves."""
+        """Failures of the processes themselves."""
         for actor in self.actors.values():
             actor.kill()
         wrong = [text for actor in self.actors.values() for text in actor.unasked]
@@ -179,7 +181,7 @@ class Conductor:
 
 
 def free_ports(count: int) -> list[int]:
-    """Nobody listens there now; a server that is started again finds its own again."""
+    """Ports that are free now; a restarted server uses its own again."""
     with socket.socket() as first, socket.socket() as second, socket.socket() as third:
         sockets = (first, second, third)[:count]
         for each in sockets:

@@ -30,7 +30,7 @@ _FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
 
 
 class Event(NamedTuple):
-    who: str  # A client in one of its lives.
+    who: str  # The name and number of a client process.
     kind: str
     log: str
     at_ns: int
@@ -47,21 +47,21 @@ class HistoryFile:
 
 
 def read_history(folder: Path) -> Iterator[Event]:
-    """Of all files, one after the other; each in the order of its events."""
+    """The events of all files, file by file, each in the order of its events."""
     for path in sorted(folder.iterdir()):
         for line in path.read_text().splitlines(keepends=True):
-            if line.endswith("\n"):  # Else it was never said.
+            if line.endswith("\n"):  # An incomplete line was cut off by a kill.
                 told = json.loads(line)
                 yield Event(path.name, told.pop("kind"), told.pop("log"), told.pop("at"), told)
 
 
 def payload_of(name: str, size: int) -> bytes:
-    """The name, then bytes that only its record has."""
+    """The name, then bytes that only this record has."""
     mark = name.encode() + b";"
     return (mark * (size // len(mark) + 1))[: max(size, len(mark))]
 
 
 def name_in(payload: bytes) -> str | None:
-    """None: nobody wrote it like that."""
+    """The record's name; None if no client wrote this payload."""
     name = payload.partition(b";")[0].decode(errors="replace")
     return name if payload == payload_of(name, len(payload)) else None

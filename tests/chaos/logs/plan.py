@@ -12,7 +12,7 @@ from typing import Final
 
 BOOKIES: Final = ("bk-1", "bk-2", "bk-3")
 SERVERS: Final = ("log-1", "log-2", "log-3")
-_GAP_S: Final = 2.0  # From one fault to the next, on average.
+_GAP_S: Final = 2.0  # Mean time from one fault to the next.
 _FIRST_S: Final = 1.0
 
 
@@ -52,7 +52,7 @@ class Fault:
 
 
 def draw(seed: int, seconds: float, clients: tuple[str, ...]) -> list[Fault]:
-    """In the order in which they begin."""
+    """Faults in the order of their start."""
     chance = random.Random(seed)
     faults: list[Fault] = []
     deck: list[LogFaultKind] = []

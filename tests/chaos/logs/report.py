@@ -1,4 +1,4 @@
-"""What a run was about, and how long the logs of a killed owner were away."""
+"""Statistics of a run, and how long the logs of a killed owner were unavailable."""
 
 from bisect import bisect_right
 from collections import Counter
@@ -9,26 +9,28 @@ from typing import Final, NamedTuple
 from tests.chaos.logs.checker import Judgement, Opened
 from tests.chaos.logs.plan import LogFaultKind
 
-_LOOKED_AT_NS: Final = 10**9  # Acks so long before a kill count as the last ones before it.
+_LOOKED_AT_NS: Final = (
+    10**9
+)  # Acks within this time before a kill count as the last ones before it.
 _MS: Final = 1e6
 
 
 class Struck(NamedTuple):
     kind: LogFaultKind
     target: str
-    server_id: str  # Of a log server, in the life in which it was struck.
+    server_id: str  # The id of the log server process that was struck.
     from_ns: int
     to_ns: int
 
 
 class Away(NamedTuple):
-    """A log, from the death of its owner to the next ack."""
+    """The outage of a log, from the death of its owner to the next ack."""
 
     log: str
     gap_ns: int  # From the last ack to the next.
     noticed_ns: int  # From the kill to the list that names the next owner.
     resumed_ns: int  # From there to the first ack.
-    reason: str  # Of the next owner.
+    reason: str  # The reason that the next owner gave.
 
 
 def describe(judgement: Judgement, struck: Sequence[Struck], settled_s: float) -> list[str]:
@@ -75,7 +77,7 @@ def _overlaps(each: Struck, kill: Struck, worst: Away) -> bool:
 
 
 def _gaps(judgement: Judgement, kill: Struck) -> Iterator[Away]:
-    """Of the logs that it owned."""
+    """The outages of the logs that the killed server owned."""
     for log, acks in judgement.acks.items():
         openings = sorted(
             (each for each in judgement.opened if each.log == log), key=lambda each: each.epoch

@@ -1,4 +1,4 @@
-"""Starts a run of chaos in a process of its own, and tells how it went."""
+"""Starts a chaos run in a separate process, and reports the result."""
 
 import json
 import sys
@@ -14,7 +14,7 @@ _SILENCE_S_MAX: Final = 400.0
 _SHOWN_MAX: Final = 30
 
 Progress = Callable[[str], Callable[[int, int], None]]
-"""Makes a bar for what is counted."""
+"""Makes a progress bar with this label."""
 
 
 def chaos(seconds: float, seed: int, progress: Progress, say: Callable[[str], None]) -> Tally:

@@ -1,4 +1,4 @@
-"""A good history is accepted; each rule is broken by one change of it. Plans never take too much away."""
+"""A good history is accepted; for each rule, one change is reported. Plans leave servers running."""
 
 from pathlib import Path
 from typing import Any, Final
@@ -72,7 +72,7 @@ def without(kind: str, who: str) -> tuple[Line, ...]:
 
 
 def instead(kind: str, who: str, **told: Any) -> tuple[Line, ...]:
-    """In the last line of that kind."""
+    """GOOD with changed fields in its last line of that kind and client."""
     index = max(at for at, line in enumerate(GOOD) if (line[1], line[0]) == (kind, who))
     return *GOOD[:index], (who, kind, {**GOOD[index][2], **told}), *GOOD[index + 1 :]
 
@@ -86,12 +86,15 @@ def test_a_good_history_is_accepted() -> None:
 @pytest.mark.parametrize(
     ("rule", "lines"),
     [
-        ("linearizable", instead("acked", R, offsets=[4])),  # Twice, and something else is there.
+        ("linearizable", instead("acked", R, offsets=[4])),  # Another record has that offset.
         ("linearizable", instead("tail", R, tail=3)),  # An acked record is not counted.
         ("linearizable", instead("read", A, names=[NAMES[4], NAMES[3]])),
-        ("prefix", instead("read", T, offset=4, names=NAMES[4:])),  # Skipped.
+        ("prefix", instead("read", T, offset=4, names=NAMES[4:])),  # The reader skips an offset.
         ("linearizable", instead("read", A, names=[NAMES[3], "nobody/0"])),
-        ("linearizable", (*GOOD, (W, "refused", GOOD[UNKNOWN][2]))),  # It is there.
+        (
+            "linearizable",
+            (*GOOD, (W, "refused", GOOD[UNKNOWN][2])),
+        ),  # The refused record is in the log.
         ("retry", instead("again", W, offsets=[1, 2, 3])),
         ("condition", (*GOOD[:6], appended(R, 0, 1, expect=2), *GOOD[7:])),
         ("gap", instead("gap", T, end=4)),
@@ -101,11 +104,11 @@ def test_a_good_history_is_accepted() -> None:
         ("contents", (*GOOD, (A, "odd", {"offset": 3}))),
     ],
 )
-def test_every_rule_can_be_broken(rule: str, lines: tuple[Line, ...]) -> None:
+def test_violation_of_each_rule_is_reported(rule: str, lines: tuple[Line, ...]) -> None:
     assert rule in broken_by(*lines)
 
 
-def test_the_order_of_a_writer_is_kept() -> None:
+def test_reordered_or_missing_records_of_a_writer_are_reported() -> None:
     lines: tuple[Line, ...] = (
         appended(W, 0, 3),
         acked(W, 1, 0),
@@ -119,30 +122,30 @@ def test_the_order_of_a_writer_is_kept() -> None:
     assert broken_by(lines[0], lines[2], seen, *lines[4:]) == {"order"}
 
 
-def test_an_owner_that_missed_its_lease_acks_nothing() -> None:
-    """The racer's append was handed over while the owner stood still."""
+def test_ack_of_an_owner_that_missed_its_lease_is_reported() -> None:
+    """The racer's append was handed over while the owner was stopped."""
     assert broken_by(*GOOD, freezes=(Freeze("log-1~a", 4 * SECOND, 7 * SECOND + 1),)) == {"thaw"}
     assert broken_by(*GOOD, freezes=(Freeze("log-1~a", 5 * SECOND, 7 * SECOND),)) == set()
     assert broken_by(*GOOD, freezes=(Freeze("log-2~a", 4 * SECOND, 7 * SECOND + 1),)) == set()
 
 
-def test_histories_are_read_as_they_were_written(tmp_path: Path) -> None:
+def test_history_survives_a_round_trip_without_its_torn_line(tmp_path: Path) -> None:
     file = HistoryFile(tmp_path / W)
     file.note("append", "free-1", stream="s", first=0, count=2)
     with (tmp_path / W).open("a") as torn:
-        torn.write('{"kind": "acked"')  # It died before it had said so.
+        torn.write('{"kind": "acked"')  # The client died while it wrote this line.
     (event,) = read_history(tmp_path)
     assert event[:3] == (W, "append", "free-1")
     assert event.told == {"stream": "s", "first": 0, "count": 2}
 
 
-def test_payloads_name_their_records() -> None:
+def test_payloads_identify_their_records() -> None:
     payload = payload_of(NAMES[0], 100)
     assert name_in(payload) == NAMES[0]
     assert name_in(payload[:-1] + b"?") is None
 
 
-def test_plans_leave_somebody_up() -> None:
+def test_plan_leaves_a_server_and_two_bookies_running() -> None:
     kinds = set()
     for seed in range(30):
         faults = draw(seed, 60, ("writer-1", "racer-1"))

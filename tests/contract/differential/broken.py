@@ -1,4 +1,4 @@
-"""Stores with one mistake each: what the histories must find, or they prove nothing."""
+"""Stores with one planted mistake each, which the histories must find."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
@@ -130,7 +130,7 @@ class AdoptsEphemerals(BrokenTree):
 
 
 class Repeats:
-    """Does again what a broken connection or session left undone: the oldest mistake of all."""
+    """Repeats calls that failed with the connection or the session, and may have been applied."""
 
     def __init__(self, store: MetadataStore, cause: type[RollbookError]) -> None:
         self._store = store

@@ -1,7 +1,7 @@
 """Random histories for metadata stores, as data: a seed gives the same plan for ever.
 
-Few paths and few versions, so that the calls of a plan meet each other: parents that are missing or
-ephemeral, names taken by hand that a sequential create wants, versions just passed, sessions gone.
+Plans have few paths and few versions, so that calls conflict: parents that are missing or ephemeral,
+names that a sequential create would take, outdated versions, expired sessions.
 """
 
 import random
@@ -12,7 +12,7 @@ from typing import Final
 from rollbook.proto.ports import Check, Create, CreateMode, Delete, Op, Set
 
 CLIENTS: Final = 3
-STEPS: Final = (20, 40)  # Least and most.
+STEPS: Final = (20, 40)  # The smallest and the largest number of steps.
 
 _PLAIN: Final = ("/", "/a", "/b", "/a/x", "/a/y", "/a/x/p", "/b/x")
 _NUMBERED: Final = tuple(
@@ -23,7 +23,7 @@ _PARENTS: Final = ("/", "/a", "/a/x")
 _BAD_PATHS: Final = ("", "a", "/a/", "//", "/a//x", "/a/.", "/../a", "/a/\0", "/é")
 _BAD_VERSIONS: Final = (-1, 2**31)
 _VALUE_BYTES: Final = (0, 1, 7, 300)
-_BIG_VALUE_BYTES: Final = (990_000, 1_100_000)  # Under and over what a request may carry.
+_BIG_VALUE_BYTES: Final = (990_000, 1_100_000)  # Below and above the limit of a request.
 
 
 class Fault(Enum):
@@ -47,7 +47,7 @@ class Children:
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """One operation, by the method of its name."""
+    """One operation, called by the method of its name."""
 
     op: Create | Set | Delete
 
@@ -64,7 +64,7 @@ class Sync:
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """Starts one; faults end it."""
+    """Starts a watch; faults end it."""
 
     path: str
     recursive: bool
@@ -77,7 +77,7 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class Reopen:
-    """The session is closed in good order, and the client comes back with another one."""
+    """Closes the session cleanly; the client opens another one."""
 
 
 Call = Get | Children | Apply | Transact | Sync | Watch | Drain | Reopen

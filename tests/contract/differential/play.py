@@ -1,6 +1,6 @@
-"""Plays a plan on one store and writes down what every store must do alike.
+"""Plays a plan on one store and records what must be the same on every store.
 
-What differs between stores by right is put into common terms: paths lose the folder of the run,
+Permitted differences are put into common terms: paths lose the folder of the run,
 sessions are named after their clients, and the numbers of transactions give way to their order.
 """
 
@@ -44,8 +44,8 @@ from tests.contract.differential.plan import (
 )
 from tests.contract.differential.stages import Stage, StoreClient
 
-WATCHES_MAX: Final = 3  # Per client.
-_WAIT_S: Final = 60.0  # For anything at all; a store that needs longer hangs.
+WATCHES_MAX: Final = 3  # Watches per client.
+_WAIT_S: Final = 60.0  # For any single wait; a store that needs longer hangs.
 _PLAY_S: Final = 240.0
 _VALUE_SHOWN_MAX: Final = 16
 
@@ -55,8 +55,8 @@ Outcome = tuple[Any, ...]
 @dataclass
 class Transcript:
     outcomes: list[Outcome] = field(default_factory=list)  # One for each step.
-    tree: list[Outcome] = field(default_factory=list)  # When all steps are done.
-    tree_afterwards: list[Outcome] = field(default_factory=list)  # When all sessions are closed.
+    tree: list[Outcome] = field(default_factory=list)  # After all steps.
+    tree_afterwards: list[Outcome] = field(default_factory=list)  # After all sessions are closed.
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -65,7 +65,7 @@ class _Txn:
 
 
 async def play(plan: Plan, stage: Stage, root: str) -> Transcript:
-    """`root`: a path of the store that is free, for this play alone."""
+    """`root` is an unused path of the store, for this play only."""
     transcript = Transcript()
     terms = _Terms(root)
     async with asyncio.timeout(_PLAY_S), contextlib.AsyncExitStack() as end:
@@ -91,7 +91,7 @@ async def play(plan: Plan, stage: Stage, root: str) -> Transcript:
 
 
 async def _walk(seat: StoreClient, root: str) -> list[tuple[str, Node]]:
-    """Every node from there on, parents first."""
+    """Every node from `root` down, parents first."""
     found = []
     paths = [root]
     while paths:
@@ -106,7 +106,7 @@ async def _walk(seat: StoreClient, root: str) -> list[tuple[str, Node]]:
 
 
 def _with_order_of_txns(transcript: Transcript) -> Transcript:
-    """The numbers of all transactions that were seen, replaced by their order."""
+    """Replaces the transaction numbers by their order."""
     everything = (transcript.outcomes, transcript.tree, transcript.tree_afterwards)
     numbers = sorted({txn.number for part in everything for txn in _txns(part)})
     order = {number: f"txn {place}" for place, number in enumerate(numbers)}
@@ -137,11 +137,11 @@ class _Client:
         self.seat = seat
         self._terms = terms
         self._watches: list[WatchPort] = []
-        self._sessions_ended = 0  # When its watches were drained last.
+        self._sessions_ended = 0  # The count when its watches were last drained.
         self._events = seat.store.session_events()
 
     async def meet(self) -> None:
-        """A new session under the name of this client."""
+        """Names the client's new session."""
         self._events = self.seat.store.session_events()
         await self._reach(SessionState.CONNECTED)
         self._terms.name_session(self.seat.store.session, self.index)
@@ -172,7 +172,7 @@ class _Client:
         else:
             self.seat.lose_reply()
         outcome = await self._outcome(call)
-        if outcome[1] != ConnectionLost.__name__:  # It was refused before it was sent.
+        if outcome[1] != ConnectionLost.__name__:  # The call was refused before it was sent.
             self.seat.forgive()
             return outcome
         return (*outcome, *await self._reach(SessionState.CONNECTED))
@@ -181,7 +181,7 @@ class _Client:
         self.seat.isolate()
         states = await self._reach(SessionState.SUSPENDED)
         waiting = asyncio.create_task(self._outcome(call))
-        await asyncio.sleep(0)  # It is made now, and waits for the connection.
+        await asyncio.sleep(0)  # The call is made now and waits for the connection.
         if fault is Fault.EXPIRE:
             self._terms.sessions_ended += 1
             await self.seat.expire()
@@ -192,7 +192,7 @@ class _Client:
         return outcome
 
     async def _reach(self, wanted: SessionState) -> list[str]:
-        """The states on the way, that one included."""
+        """The states up to the wanted one, inclusive."""
         states: list[str] = []
         async with asyncio.timeout(_WAIT_S):
             while True:
@@ -216,7 +216,7 @@ class _Client:
         if len(self._watches) == WATCHES_MAX:
             return ("watches enough",)
         try:
-            await self.seat.store.sync()  # What happened before is nobody's business.
+            await self.seat.store.sync()  # So that the watch reports no earlier change.
             path = self._terms.full(call.path)
             watch = await self.seat.store.watch(path, recursive=call.recursive)
         except RollbookError as error:
@@ -225,8 +225,8 @@ class _Client:
         return ("watches",)
 
     async def drain(self) -> Outcome:
-        await self.seat.store.sync()  # After it every earlier event has arrived.
-        # The ephemeral nodes of a session go in no particular order.
+        await self.seat.store.sync()  # After the sync every earlier event has arrived.
+        # The ephemeral nodes of a session are deleted in no particular order.
         in_order = self._terms.sessions_ended == self._sessions_ended
         self._sessions_ended = self._terms.sessions_ended
         told = []
@@ -239,7 +239,7 @@ class _Client:
         for watch in self._watches:
             await watch.close()
         if self._watches:
-            await self.seat.store.sync()  # No request of theirs is under way any more.
+            await self.seat.store.sync()  # So that no request of the watches is pending.
         self._watches.clear()
 
 
@@ -275,7 +275,7 @@ async def _waiting_events(watch: WatchPort) -> list[WatchEvent]:
 
 
 class _Terms:
-    """One store's words in the words of all."""
+    """Translates one store's terms into common terms."""
 
     def __init__(self, root: str) -> None:
         self._root = root

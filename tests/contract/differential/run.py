@@ -1,4 +1,4 @@
-"""Plays plan after plan on all stores, and explains those that tell them apart."""
+"""Plays plan after plan on all stores, and explains those on which the stores differ."""
 
 import asyncio
 import contextlib
@@ -18,9 +18,9 @@ from tests.support import zookeeper
 from tests.support.zookeeper import HOW_TO_ENABLE, NoZooKeeper, ZooKeeperServer
 from tests.tally import Tally, missing_piece
 
-AT_A_TIME: Final = 6  # Plans under way; faults make them wait.
+AT_A_TIME: Final = 6  # Concurrent plans: they mostly wait for faults.
 SHRINKING_PLAYS_MAX: Final = 300
-FAILURES_MAX: Final = 3  # Then something is plainly broken.
+FAILURES_MAX: Final = 3  # After this many failures the run ends.
 
 Say = Callable[[str], None]
 
@@ -75,7 +75,7 @@ async def open_stages(server: ZooKeeperServer | None) -> AsyncIterator[list[Stag
 
 @contextlib.contextmanager
 def silence() -> Iterator[None]:
-    """Connections break by the thousand here, and every store would say so."""
+    """Mutes log messages: every store would report thousands of broken connections."""
     before = structlog.get_config()["wrapper_class"]
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     try:
@@ -90,7 +90,7 @@ _roots = (f"/history-{os.urandom(4).hex()}-{number}" for number in itertools.cou
 
 
 async def difference(plan: Plan, stages: Sequence[Stage]) -> str | None:
-    """Where the stores part, for people to read; None if they agree."""
+    """Describes the first difference between the stores; None if they agree."""
     root = next(_roots)
     transcripts = await asyncio.gather(
         *(play(plan, stage, root) for stage in stages), return_exceptions=True
@@ -135,7 +135,7 @@ async def explain(seed: int, plan: Plan, stages: Sequence[Stage]) -> str:
 
 
 async def shrink(plan: Plan, stages: Sequence[Stage]) -> Plan:
-    """Drops steps, faults and operations as long as the stores still part."""
+    """Drops steps, faults and operations as long as the stores still differ."""
     plays_left = SHRINKING_PLAYS_MAX
     progress = True
     while progress:
@@ -151,7 +151,7 @@ async def shrink(plan: Plan, stages: Sequence[Stage]) -> Plan:
 
 
 def _smaller(plan: Plan) -> Iterator[Plan]:
-    """Large cuts first."""
+    """Smaller plans, those with the largest cuts first."""
     size = len(plan) // 2
     while size:
         for start in range(0, len(plan), size):

@@ -19,11 +19,13 @@ from tests.contract.stores import proxy_of_store
 from tests.support.cutting_proxy import ZOOKEEPER, CuttingProxy
 from tests.support.zookeeper import ZooKeeperServer, end_session
 
-SESSION_TIMEOUT_S: Final = 10.0  # ZooKeeper's longest at the ticks of the tests: no accidents.
+SESSION_TIMEOUT_S: Final = (
+    10.0  # The longest that ZooKeeper allows with the tick time of the tests.
+)
 
 
 class StoreClient(Protocol):
-    """A client, and the line between it and its store."""
+    """A client, and the connection between it and its store."""
 
     @property
     def store(self) -> MetadataStore: ...
@@ -33,7 +35,7 @@ class StoreClient(Protocol):
     def lose_reply(self) -> None: ...
 
     def forgive(self) -> None:
-        """Takes back a loss that met no request."""
+        """Cancels a planned loss that has met no request."""
 
     def isolate(self) -> None: ...
 
@@ -146,7 +148,7 @@ class EmbeddedStage:
 
 
 class ProxiedSeat(ABC):
-    """Fails through its proxy, which others use when it is closed."""
+    """A client that fails through its proxy; the proxy is reused after the client is closed."""
 
     store: MetadataStore
 

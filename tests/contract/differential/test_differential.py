@@ -1,4 +1,4 @@
-"""The stores agree on random histories; and histories do find stores that are wrong."""
+"""The stores agree on random histories, and these find stores with a planted mistake."""
 
 import random
 from collections.abc import AsyncIterator, Iterator
@@ -46,7 +46,7 @@ async def service() -> AsyncIterator[MemoryService]:
     await service.close()
 
 
-@pytest.mark.timeout(600)  # Each play has a patience of its own, for slow disks too.
+@pytest.mark.timeout(600)  # Each play has its own time-out, for slow disks too.
 async def test_stores_agree_on_random_histories(zookeeper_server: ZooKeeperServer) -> None:
     tally = Tally("histories")
     said: list[str] = []
@@ -63,19 +63,19 @@ async def test_wrong_operations_are_found(
 
 
 @pytest.mark.parametrize("cause", REPEATED_CAUSES)
-async def test_a_client_that_repeats_what_may_be_done_is_found(
+async def test_client_that_repeats_uncertain_calls_is_found(
     cause: type[RollbookError], sound: MemoryStage, service: MemoryService
 ) -> None:
     await _first_difference([sound, RepeatingStage(service, cause)])
 
 
-async def test_a_history_is_cut_down_to_what_matters(
+async def test_history_is_shrunk_to_the_steps_that_matter(
     sound: MemoryStage, service: MemoryService
 ) -> None:
     stages: list[Stage] = [sound, BrokenStage(service, DeletesAnyVersion)]
     seed, plan = await _first_difference(stages)
     shrunk = await shrink(plan, stages)
-    assert len(shrunk) <= 3  # Make it, perhaps its parent too; delete another version of it.
+    assert len(shrunk) <= 3  # Create a node, perhaps its parent too; delete another version of it.
     assert all(step.fault is None for step in shrunk)
     assert isinstance(shrunk[0].call, Apply)
     assert isinstance(shrunk[0].call.op, Create)
@@ -87,7 +87,7 @@ async def test_a_history_is_cut_down_to_what_matters(
 async def test_a_broken_tree_without_its_mistake_is_sound(
     sound: MemoryStage, service: MemoryService
 ) -> None:
-    """What was found above is the mistake, not the breaking."""
+    """The tests above find the mistake, not the machinery that plants it."""
     stages: list[Stage] = [sound, BrokenStage(service, BrokenTree)]
     for seed in range(SEEDS_TO_FIND_A_MISTAKE_MAX):
         assert await difference(make_plan(seed), stages) is None

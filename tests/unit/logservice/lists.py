@@ -1,4 +1,4 @@
-"""Ledger lists as they come to be, for tests."""
+"""Ledger lists for tests, built as owners build them."""
 
 from rollbook.logservice.core.ledger_list import LedgerList
 from rollbook.logservice.ids import LogName, LogUid, Offset, SegmentId, ServerId, ServerInfo
@@ -22,7 +22,7 @@ def closed(listed: LedgerList, segment_id: int, next_offset: int, at_us: int = 0
 
 
 def rolled(*ends: int) -> LedgerList:
-    """Closed segments that end there, on ledgers 100, 101, …, and an open one at the end."""
+    """Closed segments with these ends, on ledgers 100, 101, …, then an open one."""
     listed = EMPTY.with_owner(ANNA)
     for index, end in enumerate(ends):
         listed = listed.with_successor(LedgerId(100 + index), "size", 1000 * index)

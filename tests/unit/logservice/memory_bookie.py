@@ -1,7 +1,7 @@
-"""A bookie that keeps any number of ledgers in memory and does what a bookie promises, no more.
+"""A bookie that keeps any number of ledgers in memory and keeps a bookie's promises, no more.
 
-It acknowledges at once, has no disk and forgets nothing when its process is killed. Its switches are
-faults.
+It acknowledges at once, has no disk and forgets nothing when its process is killed. Its switches
+inject faults.
 """
 
 import asyncio
@@ -55,20 +55,24 @@ class _Shelf:
 class MemoryBookie:
     def __init__(self, scripted: ScriptedBookie) -> None:
         self.shelves: dict[int, _Shelf] = {}
-        self.is_hung = False  # It says nothing at all.
-        self.is_full = False  # It takes recoveries only, and what is urgent.
-        self.writers_from = 0  # It refuses writers of older ledgers: it was formatted.
-        self.forgotten: dict[int, _Shelf] = {}  # What it had before.
-        self.delay_s = 0.0  # Of every answer.
-        self.loses: Callable[[str], bool] = lambda _: False  # What a process says, by its name.
-        self.ignored: set[int] = set()  # Ledgers whose writers it seems not to hear.
+        self.is_hung = False  # It sends no responses.
+        self.is_full = False  # It accepts only recovery adds and high-priority adds.
+        self.writers_from = 0  # Writers of older ledgers are refused, as after a format.
+        self.forgotten: dict[int, _Shelf] = {}  # The ledgers from before a format.
+        self.delay_s = 0.0  # Delay of every response.
+        self.loses: Callable[[str], bool] = lambda _: (
+            False
+        )  # Whether messages of the process with this name are lost.
+        self.ignored: set[int] = (
+            set()
+        )  # Adds to these ledgers get no response, except recovery adds.
         self._parked: list[tuple[Peer, ReceivedRequest]] = []  # Long polls.
         scripted.on_call = self._on_call
         scripted.on_adds = self._on_adds
         self.scripted = scripted
 
     def format(self, next_ledger_id: int) -> None:
-        """It forgets everything, knows that, and refuses writers that an earlier life may have fenced (B13)."""
+        """Drops all ledgers and refuses writers that it may have fenced before (B13)."""
         self.forgotten, self.shelves = self.shelves, {}
         self.writers_from = next_ledger_id
 
@@ -183,14 +187,16 @@ class MemoryBookie:
         return ReadReply(None, request.ledger_id, request.entry_id, self._read(shelf, entry_id))
 
     def _may_have_lost(self, shelf: _Shelf, request: EntryRead | BatchRead | ReadLac) -> bool:
-        """What is asked for, in a ledger that is older than the format."""
+        """Whether the requested entry may have been lost by the format."""
         if isinstance(request, ReadLac):
             return True
         if isinstance(request, BatchRead):
             return request.first_entry not in shelf.entries
         if request.previous_lac is not None:
             return request.previous_lac + 1 not in shelf.entries
-        return request.entry_id not in shelf.entries  # Also the last one, whichever it is.
+        return (
+            request.entry_id not in shelf.entries
+        )  # Also true for NO_ENTRY, which requests the last entry.
 
     def _read(self, shelf: _Shelf, entry_id: int) -> bytes:
         if entry_id not in shelf.entries:

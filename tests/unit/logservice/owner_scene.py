@@ -1,9 +1,9 @@
-"""Log owners at work in the simulator: real ledgers over bookies that keep what they are given.
+"""Log owners at work in the simulator: real ledgers over in-memory bookies.
 
     play(story)      story(scene): `await scene.server("s1").open()` is an owner of the log under test
 
-Each server is a process of its own, with its own client of the metadata store. What a server does is
-done in its process: a killed one does nothing any more, a paused one does it later.
+Each server is a process with its own client of the metadata store. Its work runs in that process:
+a killed server does nothing more, a paused one continues when it is resumed.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ T = TypeVar("T")
 LOG: Final = LogName.parse("test/log")
 ROOT: Final = "/ledgers"
 LEASE_S: Final = 3.0
-PATIENCE_S: Final = 60.0  # Of virtual time.
+PATIENCE_S: Final = 60.0  # Virtual time.
 FAST: Final = ClientConfig(read_deadline_s=1.0, add_deadline_s=1.0, recovery_patience_s=0.1)
 SMALL: Final = LogConfig(roll_entries=16)
 
@@ -142,7 +142,7 @@ class Scene:
         self.bookies: dict[str, MemoryBookie] = {}
         self._servers: dict[str, Server] = {}
         self.store: MetadataStore
-        self.nodes: LogMetadataStore  # For the story itself, as an operator.
+        self.nodes: LogMetadataStore  # Used by the story itself, as an operator.
         self.ledgers: Ledgers
 
     async def server(self, name: str) -> Server:
@@ -161,7 +161,7 @@ class Scene:
                 await asyncio.sleep(0.001)
 
     def is_running(self, name: str) -> bool:
-        """True also before it has begun."""
+        """True also before the process has started."""
         node = self.world.nodes.get(name)
         return node is None or node.process is None or node.is_running
 
@@ -174,7 +174,7 @@ class Scene:
         return await self.nodes.read(name)
 
     async def read_all(self, name: LogName = LOG) -> list[Block]:
-        """All blocks of the closed segments, and that they are one dense row."""
+        """Returns the blocks of the closed segments and checks that their offsets are dense."""
         blocks: list[Block] = []
         stored = await self.stored(name)
         for segment in stored.list.segments:
@@ -202,7 +202,7 @@ def play(
     bookies: Sequence[str] = ("b1", "b2", "b3", "b4"),
     config: LogConfig = SMALL,
 ) -> World:
-    """Ends with every server closed and nothing of it left."""
+    """Runs the story, then closes every server and client."""
     world = World(seed)
     scene = Scene(world)
 

@@ -1,10 +1,10 @@
-"""Log servers with all that is behind their doors, in the simulator; `owner_scene` with more to it.
+"""Whole log servers without network fronts in the simulator; builds on `owner_scene`.
 
 async def story(scene):
     a = await start(scene, "a")
-    await a.append(LOG, b"value")           with any owner, from the point of view of server a
+    await a.append(LOG, b"value")           sent to server a
     client = Client(scene, a, b)
-    await client.append(LOG, b"value")      goes where it is sent, until it is acked
+    await client.append(LOG, b"value")      follows redirects and retries until it is acked
 """
 
 import asyncio
@@ -52,7 +52,7 @@ _GRACE_S: Final = 0.5
 
 
 class Serving(Server):
-    """A log server's process; its `service` is what its door would call."""
+    """A log server's process; its network front would call its `service`."""
 
     def __init__(self, scene: Scene, name: str, config: LogServiceConfig = QUICK) -> None:
         super().__init__(scene, name)
@@ -99,14 +99,14 @@ class Serving(Server):
         finally:
             await server.close()
             self.takes_calls = False
-            await asyncio.sleep(_GRACE_S)  # For the last answers, as a door does.
+            await asyncio.sleep(_GRACE_S)  # Lets the last responses out, as a network front does.
             await self.listener.close()
             await ledgers.close()
             await lease.close()
             await store.close()
 
     async def _ask_peer(self, asked: Any, address: str, due: float) -> Any:
-        """As over gRPC: a process that is killed, or stands still, answers nobody."""
+        """As over gRPC: a killed or paused process sends no response."""
         name = address.partition(":")[0]
         peer = self.scene._servers.get(name)
         if not isinstance(peer, Serving) or not peer.node.is_running or not peer.takes_calls:
@@ -115,16 +115,16 @@ class Serving(Server):
         answer = peer.begin(getattr(peer.service, method)(asked, due))
         answer.add_done_callback(
             lambda it: it.cancelled() or it.exception()
-        )  # The asker may have left.
+        )  # The caller may have been cancelled.
         return await asyncio.shield(answer)
 
     async def stop(self) -> None:
-        """In order, as on SIGTERM."""
+        """Stops the server cleanly, as on SIGTERM."""
         self._may_end.set()
         assert self.node.process is not None
         await self.scene.within(self.node.process.result)
 
-    # --- What its door would do -------------------------------------------------------------
+    # --- Calls from its network front -------------------------------------------------------------
 
     def due(self, within_s: float = PATIENCE_S) -> float:
         return asyncio.get_running_loop().time() + within_s
@@ -139,7 +139,7 @@ class Serving(Server):
         return await self.ask(self.service.append(messages.Append(log, block), self.due(10.0)))
 
     async def read_all(self, log: LogName, start: Position = Earliest()) -> list[bytes]:  # noqa: B008  # A value.
-        """Up to where the log ends now."""
+        """Returns the values from `start` to the current tail."""
         request = messages.ReadStream(log, start, at_tail=messages.AtTail.STOP)
         values: list[bytes] = []
         async with self.events(request) as events:
@@ -152,7 +152,7 @@ class Serving(Server):
     async def events(
         self, request: messages.ReadStream
     ) -> AsyncIterator[AsyncIterator[messages.ReadEvent]]:
-        """Sent in this server's process, however slowly they are read here."""
+        """Events from this server's process, each sent when the test reads it."""
         queue: asyncio.Queue[messages.ReadEvent | RollbookError | None] = asyncio.Queue()
         wanted = asyncio.Semaphore(0)
 
@@ -188,7 +188,7 @@ class Serving(Server):
 
 
 def values_of(records: messages.Records) -> list[bytes]:
-    """Of what the event tells, that is, without what its first and last block have beyond."""
+    """The values within the event's offsets; its first and last block may hold more."""
     values: list[bytes] = []
     for block in map(Block, records.blocks):
         first = max(records.base_offset - block.base_offset, 0)
@@ -197,7 +197,7 @@ def values_of(records: messages.Records) -> list[bytes]:
 
 
 async def start(scene: Scene, name: str, **changes: Any) -> Serving:
-    """It is registered when this returns; the others may hear of it a moment later."""
+    """The server is registered when this returns; other servers may see it a moment later."""
     serving = Serving(scene, name, replace(QUICK, **changes))
     scene._servers[name] = serving
     await serving.start()
@@ -205,7 +205,7 @@ async def start(scene: Scene, name: str, **changes: Any) -> Serving:
 
 
 async def start_all(scene: Scene, *names: str, **changes: Any) -> list[Serving]:
-    """All of them know all of them."""
+    """Returns when every server sees all of them."""
     servers = [await start(scene, name, **changes) for name in names]
     await scene.until(
         lambda: all(len(each.log_server.membership.servers) == len(names) for each in servers)
@@ -214,13 +214,13 @@ async def start_all(scene: Scene, *names: str, **changes: Any) -> list[Serving]:
 
 
 class Client:
-    """Appends until it is acked, wherever it is sent; each batch has a number, so it is there once.
+    """Follows redirects and retries each append until it is acked; batch numbers prevent duplicates.
 
-    Two of them would be the same producer: a story has one.
+    All clients are the same producer, so a story has only one.
     """
 
     def __init__(self, scene: Scene, *servers: Serving) -> None:
-        self.refusals: list[str] = []  # By their reasons.
+        self.refusals: list[str] = []  # Reason codes.
         self._scene = scene
         self._servers = {each.address: each for each in servers}
         self._first = servers[0].address
@@ -243,7 +243,7 @@ class Client:
                     continue
                 try:
                     return await self._ask(server, log, values, producer)
-                except (Unavailable, OutcomeUnknown, OwnerFenced) as error:  # What may pass.
+                except (Unavailable, OutcomeUnknown, OwnerFenced) as error:  # These are retried.
                     self.refusals.append(error.code.reason)
                     to = str(error.ids.get("owner", "")) if isinstance(error, NotOwner) else ""
                     address = to or self._another(address)
@@ -252,7 +252,7 @@ class Client:
     async def _ask(
         self, server: Serving, log: LogName, values: tuple[bytes, ...], producer: ProducerRef
     ) -> messages.AppendAck:
-        """A process that is killed, or stands still, answers nobody."""
+        """Raises ConnectionLost when the server's process is not running."""
         block, _ = block_of(*values, producer=producer)
         asking = server.begin(server.service.append(messages.Append(log, block), server.due(10.0)))
         while not asking.done():
@@ -262,13 +262,13 @@ class Client:
         return asking.result()
 
     def _another(self, address: str) -> str:
-        """The next one, in their order."""
+        """The next server in order."""
         addresses = list(self._servers)
         return addresses[(addresses.index(address) + 1) % len(addresses)]
 
 
 def log_suggested_to(server: Serving, number: int = 0) -> LogName:
-    """One of the logs that all would have there."""
+    """The log with this number among those whose suggested owner is this server."""
     suggestions = server.log_server.membership.suggestions
     found = 0
     for index in range(100_000):
@@ -277,7 +277,7 @@ def log_suggested_to(server: Serving, number: int = 0) -> LogName:
             if found == number:
                 return name
             found += 1
-    raise AssertionError("nobody would have any")
+    raise AssertionError("no log is suggested to this server")
 
 
 async def make_log(scene: Scene, name: LogName) -> LogName:

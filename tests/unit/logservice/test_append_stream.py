@@ -1,4 +1,4 @@
-"""Streams of appends: many logs on one, each in its order, through openings, refusals and take-overs."""
+"""Append streams: many logs on one, each in order, through openings, refusals and lost owners."""
 
 import asyncio
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ WRONG = Condition(expected_offset=999)  # type: ignore[arg-type]  # An offset.
 
 @dataclass
 class Stream:
-    """One, used from within its server's process."""
+    """A stream, used from within its server's process."""
 
     server: Serving
     stream: ServerAppendStream
@@ -56,7 +56,7 @@ def reasons(results: Sequence[AppendResult]) -> list[str]:
     return ["ok" if each.error is None else each.error.code.reason for each in results]
 
 
-def test_many_logs_are_appended_to_on_one_stream_each_in_its_order() -> None:
+def test_one_stream_keeps_each_of_many_logs_in_order() -> None:
     """SV5."""
 
     async def story(scene: Scene) -> None:
@@ -76,7 +76,7 @@ def test_many_logs_are_appended_to_on_one_stream_each_in_its_order() -> None:
     play(story)
 
 
-def test_after_a_failed_append_nothing_is_placed_until_the_ref_is_rebound() -> None:
+def test_failed_append_blocks_later_ones_until_the_ref_is_rebound() -> None:
     async def story(scene: Scene) -> None:
         a, _ = await start_all(scene, "a", "b")
         log = await make_log(scene, log_suggested_to(a))
@@ -97,7 +97,7 @@ def test_after_a_failed_append_nothing_is_placed_until_the_ref_is_rebound() -> N
     play(story)
 
 
-def test_without_order_each_append_stands_for_itself() -> None:
+def test_unordered_appends_fail_independently() -> None:
     async def story(scene: Scene) -> None:
         a, _ = await start_all(scene, "a", "b")
         log = await make_log(scene, log_suggested_to(a))
@@ -110,7 +110,7 @@ def test_without_order_each_append_stands_for_itself() -> None:
     play(story)
 
 
-def test_what_another_server_owns_is_refused_and_the_stream_goes_on() -> None:
+def test_stream_continues_after_appends_to_unowned_logs_fail() -> None:
     async def story(scene: Scene) -> None:
         a, b = await start_all(scene, "a", "b")
         mine = await make_log(scene, log_suggested_to(a))
@@ -147,7 +147,7 @@ def test_a_broken_block_fails_alone() -> None:
     play(story)
 
 
-def test_a_ref_that_was_never_bound_ends_the_stream() -> None:
+def test_append_to_an_unbound_ref_raises() -> None:
     async def story(scene: Scene) -> None:
         (a,) = await start_all(scene, "a")
         with pytest.raises(InvalidRequest):
@@ -156,7 +156,7 @@ def test_a_ref_that_was_never_bound_ends_the_stream() -> None:
     play(story)
 
 
-def test_who_takes_no_results_is_let_in_no_further() -> None:
+def test_stream_blocks_appends_until_results_are_taken() -> None:
     async def story(scene: Scene) -> None:
         (a,) = await start_all(scene, "a", stream_bytes_max=20_000)
         log = await make_log(scene, log_suggested_to(a))
@@ -172,7 +172,7 @@ def test_who_takes_no_results_is_let_in_no_further() -> None:
 
 
 def test_a_stream_outlives_the_loss_of_an_owner() -> None:
-    """What was on its way may be in the log, and its error says so; what comes next opens it again."""
+    """The pending append fails with an unknown outcome; the next one opens the log again."""
 
     async def story(scene: Scene) -> None:
         (a,) = await start_all(scene, "a")
@@ -193,10 +193,10 @@ def test_a_stream_outlives_the_loss_of_an_owner() -> None:
     play(story)
 
 
-def test_an_owner_that_takes_nothing_more_is_not_asked_again_and_again(
+def test_stream_submits_once_to_an_owner_that_hands_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its successor had room at once, each time, and the loop went on with that for ever."""
+    """The stream must wait for the next owner instead of retrying in a loop."""
 
     async def story(scene: Scene) -> None:
         (a,) = await start_all(scene, "a")
@@ -225,7 +225,7 @@ def test_an_owner_that_takes_nothing_more_is_not_asked_again_and_again(
     play(story)
 
 
-def test_an_open_stream_goes_by_what_the_log_is_configured_to_now() -> None:
+def test_open_stream_applies_an_updated_configuration() -> None:
     """SV7."""
 
     async def story(scene: Scene) -> None:
@@ -251,8 +251,8 @@ def test_an_open_stream_goes_by_what_the_log_is_configured_to_now() -> None:
 
 
 @pytest.mark.parametrize("asked", ["a", "b"])
-def test_an_owner_goes_by_what_was_configured_while_its_log_was_opened(asked: str) -> None:
-    """SV7: at whatever step of its opening, and whomever the operator asked first."""
+def test_owner_applies_a_configuration_updated_during_opening(asked: str) -> None:
+    """SV7: at any step of the opening, and whichever server is asked first."""
 
     async def story(scene: Scene) -> None:
         a, b = await start_all(scene, "a", "b")
@@ -278,7 +278,7 @@ def test_an_owner_goes_by_what_was_configured_while_its_log_was_opened(asked: st
     play(story)
 
 
-def test_a_stream_that_is_left_lets_what_was_submitted_go_on() -> None:
+def test_closed_stream_still_completes_submitted_appends() -> None:
     async def story(scene: Scene) -> None:
         (a,) = await start_all(scene, "a")
         log = await make_log(scene, log_suggested_to(a))

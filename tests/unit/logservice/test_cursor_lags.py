@@ -1,4 +1,4 @@
-"""Lags of cursors are found out in the background, of all logs in turn, however slow the store is."""
+"""Cursor lags are read in the background, log by log, however slow the metadata store is."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -28,13 +28,15 @@ class Owners:
 
 
 class Nodes:
-    """Slow enough for two logs in one look."""
+    """Reads are so slow that only two of them complete in one interval."""
 
     def __init__(self) -> None:
         self.asked: list[LogName] = []
         self.broken: dict[LogName, Exception] = {}
         self.read_s = 14.0
-        self.offsets: dict[LogName, dict[str, int]] = {}  # Of those that are not as all.
+        self.offsets: dict[
+            LogName, dict[str, int]
+        ] = {}  # Overrides the default offsets of single logs.
 
     async def first_cursors(self, log: LogName, at_most: int) -> tuple[list[messages.Cursor], int]:
         assert at_most == cursor_lags._READ_MAX
@@ -63,7 +65,7 @@ def play(story: Callable[[CursorLags, Owners, Nodes], Awaitable[None]]) -> None:
     world.run(scenario())
 
 
-def test_logs_take_turns_however_slow_the_store_is() -> None:
+def test_slow_store_still_reads_all_logs_in_turn() -> None:
     async def story(lags: CursorLags, owners: Owners, nodes: Nodes) -> None:
         assert lags.lags() == {}
         for _ in range(3):
@@ -78,7 +80,7 @@ def test_logs_take_turns_however_slow_the_store_is() -> None:
     play(story)
 
 
-def test_a_log_that_cannot_be_read_holds_nobody_up() -> None:
+def test_unreadable_log_does_not_delay_other_logs() -> None:
     async def story(lags: CursorLags, owners: Owners, nodes: Nodes) -> None:
         nodes.read_s = 0.01
         nodes.broken = {LOGS[0]: MetadataUnavailable(), LOGS[2]: NoSuchLog()}
@@ -93,7 +95,7 @@ def test_a_log_that_cannot_be_read_holds_nobody_up() -> None:
     play(story)
 
 
-# --- Of idle logs -----------------------------------------------------------------------------
+# --- Idle logs -----------------------------------------------------------------------------
 
 
 def listed(tail: int) -> LedgerList:
@@ -111,7 +113,7 @@ async def sweep(lags: CursorLags, tails: dict[LogName, int], *, is_whole: bool =
 
 
 def play_idle(story: Callable[[CursorLags, Owners, Nodes], Awaitable[None]]) -> None:
-    """Nobody owns a log, and somebody watches."""
+    """Plays a story in which no log has an owner and lags are requested."""
 
     async def begin(lags: CursorLags, owners: Owners, nodes: Nodes) -> None:
         owners.owned_logs.clear()
@@ -123,8 +125,8 @@ def play_idle(story: Callable[[CursorLags, Owners, Nodes], Awaitable[None]]) -> 
     play(begin)
 
 
-def test_what_cannot_be_read_is_as_far_behind_as_before() -> None:
-    """An alert went out by one failed read."""
+def test_failed_read_keeps_the_last_known_lag() -> None:
+    """One failed read must not trigger an alert."""
 
     async def story(lags: CursorLags, owners: Owners, nodes: Nodes) -> None:
         await sweep(lags, dict.fromkeys(LOGS[:3], 9))
@@ -134,7 +136,7 @@ def test_what_cannot_be_read_is_as_far_behind_as_before() -> None:
         await sweep(lags, {**dict.fromkeys(LOGS[:3], 9), LOGS[0]: 10, LOGS[3]: 9})
         known[f"{LOGS[3]}:c"] = 5.0
         assert lags.lags() == known
-        nodes.read_s = 31.0  # Longer than anybody waits for a log.
+        nodes.read_s = 31.0  # Longer than the time-out of one log.
         await sweep(lags, dict.fromkeys(LOGS[:4], 10))
         assert lags.lags() == known
         lags.on_sweep()
@@ -145,7 +147,7 @@ def test_what_cannot_be_read_is_as_far_behind_as_before() -> None:
     play_idle(story)
 
 
-def test_a_log_without_cursors_lags_no_more() -> None:
+def test_missing_log_and_cursor_at_the_tail_have_no_lag() -> None:
     async def story(lags: CursorLags, owners: Owners, nodes: Nodes) -> None:
         await sweep(lags, {LOGS[0]: 9, LOGS[1]: 9})
         nodes.broken[LOGS[0]] = NoSuchLog()
@@ -156,7 +158,7 @@ def test_a_log_without_cursors_lags_no_more() -> None:
     play_idle(story)
 
 
-def test_a_sweep_that_broke_off_counts_for_nothing() -> None:
+def test_unfinished_sweep_removes_no_lag() -> None:
     async def story(lags: CursorLags, owners: Owners, nodes: Nodes) -> None:
         await sweep(lags, {LOGS[0]: 9, LOGS[1]: 9})
         await sweep(lags, {LOGS[0]: 9}, is_whole=False)
@@ -167,7 +169,7 @@ def test_a_sweep_that_broke_off_counts_for_nothing() -> None:
     play_idle(story)
 
 
-def test_what_is_owned_by_then_is_not_read() -> None:
+def test_idle_log_opened_before_its_read_is_skipped() -> None:
     async def story(lags: CursorLags, owners: Owners, nodes: Nodes) -> None:
         lags.on_idle(LOGS[0], listed(9))
         owners.owned_logs.append(LOGS[0])
@@ -185,7 +187,7 @@ def test_closing_does_not_wait_for_reads() -> None:
     play_idle(story)
 
 
-def test_of_many_idle_logs_those_that_lag_most_are_known() -> None:
+def test_largest_lags_among_many_idle_logs_are_kept() -> None:
     async def story(lags: CursorLags, owners: Owners, nodes: Nodes) -> None:
         logs = [LogName("many", f"log-{number:04}") for number in range(2000)]
         nodes.offsets = {log: {"c": 2 * (2000 - lag)} for lag, log in enumerate(logs, 1)}
@@ -196,8 +198,8 @@ def test_of_many_idle_logs_those_that_lag_most_are_known() -> None:
     play_idle(story)
 
 
-def test_of_many_cursors_those_that_lag_most_are_told() -> None:
-    """Of whichever log."""
+def test_largest_lags_among_many_cursors_are_reported() -> None:
+    """Across all logs."""
 
     async def story(lags: CursorLags, owners: Owners, nodes: Nodes) -> None:
         for number, log in enumerate(LOGS):
@@ -217,8 +219,8 @@ def test_of_many_cursors_those_that_lag_most_are_told() -> None:
     play_idle(story)
 
 
-def test_cursors_of_which_no_lag_is_told_are_counted() -> None:
-    """Beyond the first thousand of a log they were in no metric, and nobody knew."""
+def test_cursors_without_a_reported_lag_are_counted() -> None:
+    """Cursors beyond the first thousand of a log have no lag metric, so they are counted."""
 
     async def story(lags: CursorLags, owners: Owners, nodes: Nodes) -> None:
         for log, more in ((LOGS[0], 7), (LOGS[1], 20)):
@@ -230,11 +232,11 @@ def test_cursors_of_which_no_lag_is_told_are_counted() -> None:
         await asyncio.sleep(1)
         assert lags.without_lag() == 7
         await sweep(lags, {LOGS[1]: 9})
-        assert lags.without_lag() == 27, "also of what lags by nothing"
+        assert lags.without_lag() == 27, "also cursors with a lag of zero"
         await sweep(lags, {})
-        assert lags.without_lag() == 7, "the other one is looked after elsewhere"
+        assert lags.without_lag() == 7, "another server sweeps the other log now"
         owners.owned_logs.clear()
-        assert lags.without_lag() == 0, "its present owner counts them"
+        assert lags.without_lag() == 0, "the log's present owner counts them"
         await sweep(lags, {LOGS[0]: 9})
         assert lags.without_lag() == 7
         nodes.broken[LOGS[0]] = NoSuchLog()
@@ -244,8 +246,8 @@ def test_cursors_of_which_no_lag_is_told_are_counted() -> None:
     play_idle(story)
 
 
-def test_what_waits_to_be_read_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others keep what was known."""
+def test_queue_of_logs_to_read_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logs beyond the bound keep their last known lag."""
     monkeypatch.setattr(cursor_lags, "_PASSED_MAX", 2)
 
     async def story(lags: CursorLags, owners: Owners, nodes: Nodes) -> None:

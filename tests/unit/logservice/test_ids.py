@@ -37,20 +37,20 @@ POSITIONS: st.SearchStrategy[Position] = st.one_of(
 
 
 @given(POSITIONS)
-def test_a_position_reads_as_it_is_written(position: Position) -> None:
+def test_position_survives_a_round_trip(position: Position) -> None:
     assert parse_position(str(position)) == position
 
 
 @given(NAMES, NAMES)
-def test_a_log_name_reads_as_it_is_written(namespace: str, name: str) -> None:
+def test_log_name_survives_a_round_trip(namespace: str, name: str) -> None:
     assert LogName.parse(str(LogName(namespace, name))) == LogName(namespace, name)
 
 
-def test_a_name_without_namespace_lies_in_the_default_one() -> None:
+def test_name_without_namespace_is_in_the_default_one() -> None:
     assert LogName.parse("orders") == LogName("default", "orders")
 
 
-def test_positions_as_people_write_them() -> None:
+def test_positions_are_parsed_from_text() -> None:
     assert parse_position("0") == AtOffset(Offset(0))
     assert parse_position("-10") == BeforeTail(10)
     assert parse_position("ago:1h30m") == Ago(5_400_000_000)
@@ -100,7 +100,7 @@ def test_positions_as_people_write_them() -> None:
         "mark:x",
     ],
 )
-def test_what_is_no_position_is_refused(text: str) -> None:
+def test_invalid_position_is_rejected(text: str) -> None:
     with pytest.raises(InvalidRequest):
         parse_position(text)
 
@@ -108,12 +108,12 @@ def test_what_is_no_position_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["", "/", "a/", "/a", "a/b/c", ".a", "a/..", "-a", "A", "a b", "ä", "a\n", "a" * 256]
 )
-def test_what_is_no_log_name_is_refused(text: str) -> None:
+def test_invalid_log_name_is_rejected(text: str) -> None:
     with pytest.raises(InvalidRequest):
         LogName.parse(text)
 
 
-def test_numbers_have_63_bits_and_no_sign() -> None:
+def test_out_of_range_offsets_and_producer_refs_are_rejected() -> None:
     for offset in (-1, 2**63):
         with pytest.raises(InvalidRequest):
             parse_offset(offset)

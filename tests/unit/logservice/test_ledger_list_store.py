@@ -1,4 +1,4 @@
-"""An owner's changes of its list, when others are quicker, and when the list itself forbids them."""
+"""An owner's list changes: races with other writers, and changes that the list rejects."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -11,8 +11,8 @@ from rollbook.proto.errors import MetadataConflict, WriterRequired
 from tests.unit.logservice.owner_scene import LOG, Scene, play, refused
 
 
-def test_what_the_list_forbids_is_not_asked_for_for_ever() -> None:
-    """It was evaluated again and again, without a pause, by an owner that nobody could reach meanwhile."""
+def test_change_that_the_list_rejects_is_given_up() -> None:
+    """The retries must pause, and end."""
 
     async def story(scene: Scene) -> None:
         log = await (await scene.server("s1")).open()
@@ -51,7 +51,7 @@ def test_change_that_loses_races_is_made_in_the_end() -> None:
     play(story)
 
 
-def test_an_owner_goes_by_a_configuration_that_it_comes_across() -> None:
+def test_owner_applies_a_configuration_found_in_a_list_conflict() -> None:
     """SV7: the server that changed it may not have notified the owner yet."""
 
     async def story(scene: Scene) -> None:
@@ -63,7 +63,7 @@ def test_an_owner_goes_by_a_configuration_that_it_comes_across() -> None:
 
         await scene.nodes.change(LOG, exclusive)
         await log.append(b"as before")
-        await log.run(log.owner.roll())  # Its change of the list has to be made again.
+        await log.run(log.owner.roll())  # The list change of the roll conflicts and is retried.
         assert log.owner.limits.batch_records_max == 3
         await refused(log.append(b"without an epoch"), WriterRequired)
         await log.close()

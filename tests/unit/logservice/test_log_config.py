@@ -8,7 +8,7 @@ from rollbook.proto.errors import BadConfig, InvalidRequest
 from tests.messages import raises_message
 
 
-def test_the_defaults_hold_together() -> None:
+def test_defaults_are_valid() -> None:
     config = LogConfig()
     assert config.quorum.ack == 2
     assert config.retention_age_s is None
@@ -37,13 +37,13 @@ def test_the_defaults_hold_together() -> None:
         {"description": "x" * 1025},
     ],
 )
-def test_what_cannot_work_is_refused(wrong: dict[str, Any]) -> None:
+def test_invalid_config_is_rejected(wrong: dict[str, Any]) -> None:
     with pytest.raises(BadConfig):
         dataclasses.replace(LogConfig(), **wrong)
 
 
-def test_a_change_is_laid_over_what_a_log_has() -> None:
-    """What it does not name is nobody's word, and judges nothing."""
+def test_update_changes_only_the_named_fields() -> None:
+    """Values of fields that the update does not name are ignored."""
     has = LogConfig(record_bytes_max=1000, batch_bytes_max=3000, description="small")
     changed = has.with_values(ConfigValues(batch_bytes_max=2000), ("batch_bytes_max",))
     assert changed == dataclasses.replace(has, batch_bytes_max=2000)
@@ -52,7 +52,7 @@ def test_a_change_is_laid_over_what_a_log_has() -> None:
     assert given_up.description == ""
 
 
-def test_what_comes_out_of_a_change_is_judged_as_a_whole() -> None:
+def test_update_result_is_validated_as_a_whole() -> None:
     has = LogConfig(record_bytes_max=1000, batch_bytes_max=2000)
     with raises_message(BadConfig):
         has.with_values(ConfigValues(record_bytes_max=2001), ("record_bytes_max",))
@@ -61,7 +61,7 @@ def test_what_comes_out_of_a_change_is_judged_as_a_whole() -> None:
     assert (changed.record_bytes_max, changed.batch_bytes_max) == (5000, 6000)
 
 
-def test_a_change_names_fields_that_there_are() -> None:
+def test_update_with_unknown_field_or_bad_value_is_rejected() -> None:
     with raises_message(InvalidRequest):
         LogConfig().with_values(ConfigValues(), ("with_values",))
     with raises_message(BadConfig):

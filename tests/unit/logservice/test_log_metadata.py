@@ -85,7 +85,7 @@ async def rival(service: MemoryService, cluster: Cluster) -> AsyncIterator[LogMe
 
 
 async def opened(nodes: LogMetadataStore, *ends: int) -> StoredLog:
-    """With closed segments that end there, and an open one."""
+    """A log with closed segments that end at `ends`, and an open one."""
     stored = await nodes.create(NAME, LogConfig())
     stored = await nodes.replace(stored, stored.list.with_owner(ANNA))
     for ledger_id in range(len(ends) + 1):
@@ -100,7 +100,7 @@ async def opened(nodes: LogMetadataStore, *ends: int) -> StoredLog:
 # --- Logs -------------------------------------------------------------------------------------
 
 
-async def test_a_log_is_made_once(nodes: LogMetadataStore, rival: LogMetadataStore) -> None:
+async def test_log_is_created_once(nodes: LogMetadataStore, rival: LogMetadataStore) -> None:
     with pytest.raises(NoSuchLog):
         await nodes.read(NAME)
     stored, was_made = await nodes.ensure(NAME, None)
@@ -115,7 +115,7 @@ async def test_a_log_is_made_once(nodes: LogMetadataStore, rival: LogMetadataSto
 
 
 @pytest.mark.parametrize("fate", LOST)
-async def test_whoever_made_it_knows_though_the_reply_was_lost(
+async def test_creator_knows_the_outcome_after_a_lost_reply(
     nodes: LogMetadataStore, store: FaultyStore, rival: LogMetadataStore, fate: Fate
 ) -> None:
     """LL7."""
@@ -129,7 +129,7 @@ async def test_whoever_made_it_knows_though_the_reply_was_lost(
 
 
 @pytest.mark.parametrize("fate", LOST)
-async def test_a_change_is_made_once_though_the_reply_was_lost(
+async def test_change_with_a_lost_reply_is_applied_once(
     nodes: LogMetadataStore, store: FaultyStore, fate: Fate
 ) -> None:
     """LL7."""
@@ -141,10 +141,10 @@ async def test_a_change_is_made_once_though_the_reply_was_lost(
 
 
 @pytest.mark.parametrize("fate", LOST)
-async def test_the_same_change_of_somebody_else_is_not_ours(
+async def test_equal_change_by_another_writer_is_a_conflict(
     nodes: LogMetadataStore, store: FaultyStore, rival: LogMetadataStore, fate: Fate
 ) -> None:
-    """LL7: both want the same bytes but for the token."""
+    """LL7: both lists have the same bytes except for the token."""
     stored = await nodes.create(NAME, LogConfig())
     wanted = stored.list.with_preferred_server("anna")
     if fate is Fate.ANSWER_LOST:
@@ -172,10 +172,10 @@ async def test_a_change_from_an_old_list_is_refused(
         await nodes.replace(replace(stored, name=LogName("default", "none")), newer.list)
 
 
-async def test_a_ledger_is_listed_from_the_version_alone_that_it_was_made_for(
+async def test_ledger_is_listed_only_from_the_version_it_was_made_for(
     nodes: LogMetadataStore,
 ) -> None:
-    """LL8: else repair could take it for an orphan while it is being listed."""
+    """LL8: otherwise repair could take it for an orphan while it is being listed."""
     stored = await nodes.create(NAME, LogConfig())
     made_for = stored.version
     stored = await nodes.replace(stored, stored.list.with_owner(ANNA))
@@ -188,7 +188,7 @@ async def test_a_ledger_is_listed_from_the_version_alone_that_it_was_made_for(
     assert (await nodes.replace(stored, listed, made_for=stored.version)).list.lists(LedgerId(7))
 
 
-async def test_a_bump_changes_the_version_and_nothing_else(nodes: LogMetadataStore) -> None:
+async def test_bump_changes_only_the_version(nodes: LogMetadataStore) -> None:
     stored = await opened(nodes, 10)
     bumped = await nodes.bump(stored)
     assert bumped == replace(stored, version=stored.version + 1)
@@ -196,7 +196,7 @@ async def test_a_bump_changes_the_version_and_nothing_else(nodes: LogMetadataSto
     assert await nodes.replace(bumped, bumped.list) == bumped  # Nothing to write.
 
 
-async def test_change_goes_on_until_nobody_comes_between(
+async def test_change_is_retried_after_conflicts(
     nodes: LogMetadataStore, store: FaultyStore, rival: LogMetadataStore
 ) -> None:
     await nodes.create(NAME, LogConfig())
@@ -210,7 +210,7 @@ async def test_change_goes_on_until_nobody_comes_between(
     assert (stored.list.owner_epoch, stored.list.preferred_server) == (2, "bert")
 
 
-async def test_names_come_in_order_page_by_page(nodes: LogMetadataStore) -> None:
+async def test_names_are_listed_in_order_by_page(nodes: LogMetadataStore) -> None:
     names = [LogName("shop", f"log-{index:03d}") for index in range(40)]
     for name in reversed(names):
         await nodes.create(name, LogConfig())
@@ -253,10 +253,10 @@ async def test_a_log_is_removed_when_its_ledgers_are_gone(nodes: LogMetadataStor
 
 
 def at(offset: int, **more: object) -> CommitCursor:
-    return CommitCursor(NAME, SNAPSHOT, Offset(offset), **more)  # type: ignore[arg-type]  # Whatever fits.
+    return CommitCursor(NAME, SNAPSHOT, Offset(offset), **more)  # type: ignore[arg-type]  # Fields of the message.
 
 
-async def test_a_cursor_remembers_and_moves_by_version(
+async def test_cursor_commit_checks_version_direction_and_bounds(
     nodes: LogMetadataStore, rival: LogMetadataStore
 ) -> None:
     with pytest.raises(NoSuchLog):
@@ -286,7 +286,7 @@ async def test_a_cursor_remembers_and_moves_by_version(
     assert await nodes.first_cursors(NAME, at_most=1) == ([first], 1)
 
 
-async def test_a_cursor_made_anew_is_another_one(nodes: LogMetadataStore) -> None:
+async def test_recreated_cursor_has_a_different_version(nodes: LogMetadataStore) -> None:
     await nodes.create(NAME, LogConfig())
     first = await nodes.commit_cursor(at(5))
     await nodes.delete_cursor(DeleteCursor(NAME, SNAPSHOT, first.version))
@@ -301,7 +301,7 @@ async def test_a_cursor_made_anew_is_another_one(nodes: LogMetadataStore) -> Non
 
 @pytest.mark.parametrize("fate", LOST)
 @pytest.mark.parametrize("is_protected", [False, True])
-async def test_a_commit_is_made_once_though_the_reply_was_lost(
+async def test_commit_with_a_lost_reply_is_applied_once(
     nodes: LogMetadataStore, store: FaultyStore, fate: Fate, is_protected: bool
 ) -> None:
     """LL7."""
@@ -317,7 +317,7 @@ async def test_a_commit_is_made_once_though_the_reply_was_lost(
     assert (await nodes.read_guards(NAME)).guards.offsets == ()
 
 
-async def test_a_mark_holds_truncation_back(nodes: LogMetadataStore) -> None:
+async def test_mark_blocks_truncation_and_deletion(nodes: LogMetadataStore) -> None:
     """LL6."""
     stored = await opened(nodes, 10, 20)
     await nodes.commit_cursor(at(12, is_protected=True))
@@ -340,10 +340,10 @@ async def test_a_mark_holds_truncation_back(nodes: LogMetadataStore) -> None:
     await nodes.replace_guarded(stored, stored.list.with_head(Offset(20), Offset(20)), found=guards)
 
 
-async def test_a_mark_and_a_truncation_that_meet_see_each_other(
+async def test_concurrent_mark_and_truncation_conflict(
     nodes: LogMetadataStore, store: FaultyStore, rival: LogMetadataStore
 ) -> None:
-    """LL6: whichever comes second, with or without marks before."""
+    """LL6: whichever is second fails, with or without earlier marks."""
     stored = await opened(nodes, 10, 20)
     guards = await nodes.read_guards(NAME)
     await rival.commit_cursor(at(5, is_protected=True))
@@ -366,7 +366,7 @@ async def test_a_mark_and_a_truncation_that_meet_see_each_other(
         )
 
 
-async def test_a_cursor_is_no_obstacle(nodes: LogMetadataStore) -> None:
+async def test_unprotected_cursor_does_not_block_truncation(nodes: LogMetadataStore) -> None:
     stored = await opened(nodes, 10)
     await nodes.commit_cursor(at(3))
     guards = await nodes.read_guards(NAME)
@@ -381,14 +381,14 @@ def committed_by(log: LogName, cursor: str, principal: str = "anna") -> CommitCu
 async def test_cursors_of_a_principal_are_bounded_over_all_logs(
     nodes: LogMetadataStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """CB1: what is deleted with its log makes room, too, and only once."""
+    """CB1: cursors that are deleted with their log make room, and only once."""
     monkeypatch.setattr(cursors, "CURSORS_IN_ALL_LOGS_MAX", 3)
     other = LogName("default", "other")
     for log in (NAME, other):
         await nodes.create(log, LogConfig())
     for log, cursor in ((NAME, "a"), (NAME, "b"), (other, "a")):
         await nodes.commit_cursor(committed_by(log, cursor))
-        await nodes.commit_cursor(committed_by(log, cursor))  # Moved: it is counted already.
+        await nodes.commit_cursor(committed_by(log, cursor))  # A moved cursor is already counted.
     with raises_message(InvalidRequest):
         await nodes.commit_cursor(committed_by(other, "b"))
     await nodes.commit_cursor(committed_by(other, "b", "bert"))

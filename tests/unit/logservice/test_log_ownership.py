@@ -1,4 +1,4 @@
-"""Which server owns a log, and how it comes to another one: killed, frozen, drained, misadvertised."""
+"""Which server owns a log, and how it moves: servers killed, frozen, drained or wrongly advertised."""
 
 import asyncio
 from contextlib import suppress
@@ -71,13 +71,13 @@ def owners_of(log: LogName, *servers: Serving) -> list[str]:
 
 
 def test_owner_cut_off_from_the_list_acks_nothing_after_a_deletion() -> None:
-    """LS12: it reached its bookies all the while, and went on."""
+    """LS12: the owner still reaches its bookies and must not go on acking."""
 
     async def story(scene: Scene) -> None:
         a, b = await start_all(scene, "a", "b")
         log = await make_log(scene, log_suggested_to(a))
         await a.append(log, b"0")
-        await a.run(a.log_server.membership.close())  # As if its lease had run out, unheard.
+        await a.run(a.log_server.membership.close())  # As if its lease had expired without notice.
         await scene.until(lambda: b.log_server.membership.find("a") is None)
         deletion = messages.DeleteLog(log, grace_ms=60_000)
         answer = await b.ask(b.service.delete_log(deletion, b.due()))
@@ -89,8 +89,8 @@ def test_owner_cut_off_from_the_list_acks_nothing_after_a_deletion() -> None:
     play(story)
 
 
-def test_a_log_is_not_kept_for_more_years_than_can_be_told() -> None:
-    """HTTP took 2^63 - 1 milliseconds, and the list could not be written: 500."""
+def test_delete_grace_out_of_range_is_rejected() -> None:
+    """The list cannot store a grace of 2^63 - 1 milliseconds."""
 
     async def story(scene: Scene) -> None:
         (a,) = await start_all(scene, "a")
@@ -105,7 +105,7 @@ def test_a_log_is_not_kept_for_more_years_than_can_be_told() -> None:
     play(story)
 
 
-def test_deletion_that_cannot_stop_the_writer_is_in_doubt_and_repeatable() -> None:
+def test_deletion_without_bookies_is_uncertain_and_can_be_retried() -> None:
     """LS12."""
 
     async def story(scene: Scene) -> None:
@@ -129,8 +129,8 @@ def test_deletion_that_cannot_stop_the_writer_is_in_doubt_and_repeatable() -> No
     play(story)
 
 
-def test_who_asks_while_a_server_stops_is_told_so() -> None:
-    """The append was cancelled with what it waited for, and had no response at all."""
+def test_append_during_server_stop_fails_with_owner_changing() -> None:
+    """The append must not be cancelled without a response."""
 
     async def story(scene: Scene) -> None:
         a, b = await start_all(scene, "a", "b")
@@ -138,7 +138,7 @@ def test_who_asks_while_a_server_stops_is_told_so() -> None:
         await a.append(log, b"0")
         scene.world.network.refuse("a")
         asking = asyncio.ensure_future(b.append(log, b"1"))
-        await asyncio.sleep(0.2)  # It finds out whether that server is dead.
+        await asyncio.sleep(0.2)  # Server b checks whether server a is dead.
         await b.stop()
         await refused(asking, OwnerChanging)
 
@@ -146,7 +146,7 @@ def test_who_asks_while_a_server_stops_is_told_so() -> None:
 
 
 def test_a_log_is_truncated_while_all_bookies_are_full() -> None:
-    """That is when it is needed most. What only an owner knows has to wait for room."""
+    """Truncation makes the room that full bookies lack."""
 
     async def story(scene: Scene) -> None:
         (a,) = await start_all(scene, "a")
@@ -176,8 +176,8 @@ def test_a_log_is_truncated_while_all_bookies_are_full() -> None:
     play(story)
 
 
-def test_full_bookies_are_emptied_of_an_open_segment() -> None:
-    """All that they have lies in it: it is ended in a ledger that they take from their reserve."""
+def test_truncation_on_full_bookies_frees_an_open_segment() -> None:
+    """The open segment holds all data; its successor is a ledger that bookies take from their reserve."""
 
     async def story(scene: Scene) -> None:
         (a,) = await start_all(scene, "a")
@@ -201,7 +201,7 @@ def test_full_bookies_are_emptied_of_an_open_segment() -> None:
 
 
 async def make_three_segments(scene: Scene, server: Serving) -> LogName:
-    """Closed, with a record each; its owner writes a fourth."""
+    """Three closed segments with a record each, and an open one."""
     log = log_suggested_to(server)
     await scene.nodes.ensure(log, LogConfig(retention_age_s=60))
     for value in (b"0", b"1", b"2"):
@@ -210,8 +210,8 @@ async def make_three_segments(scene: Scene, server: Serving) -> LogName:
     return log
 
 
-def test_what_its_server_has_lost_expires_while_all_bookies_are_full() -> None:
-    """It was listed as that one's, who lives, so nobody looked after it, and bookies stayed full."""
+def test_lost_log_expires_while_all_bookies_are_full() -> None:
+    """The list still names a live server as the owner, although that server has lost the log."""
 
     async def story(scene: Scene) -> None:
         a, _ = await start_all(scene, "a", "b")
@@ -219,7 +219,7 @@ def test_what_its_server_has_lost_expires_while_all_bookies_are_full() -> None:
         scene.set_bookies(is_full=True)
         await refused(a.append(log, b"3"), AppendUnsettled)
         await asyncio.sleep(61)
-        with suppress(Unavailable):  # The last segment takes an owner.
+        with suppress(Unavailable):  # Expiring the last segment needs an owner.
             await a.run(a.log_server._sweeper.sweep())
         listed = (await scene.stored(log)).list
         assert listed.owner is not None
@@ -237,37 +237,37 @@ def test_log_lost_with_the_session_expires_without_any_request() -> None:
         await a.append(log, b"3")
         a.log_server._on_session_lost()
         await asyncio.sleep(61)
-        await a.run(a.log_server._sweeper.sweep())  # It is opened, so its last segment is closed,
+        await a.run(a.log_server._sweeper.sweep())  # Opens the log, which closes its last segment.
         await asyncio.sleep(61)
-        await a.run(a.log_server._sweeper.sweep())  # and then expires.
+        await a.run(a.log_server._sweeper.sweep())  # Expires that segment.
         assert (await scene.stored(log)).list.head == 4
 
     play(story)
 
 
-def test_a_log_that_was_sent_elsewhere_expires_when_nobody_owns_it() -> None:
-    """The suggested server redirected to that one, which looks after no log that it does not own."""
+def test_transferred_log_expires_without_an_owner() -> None:
+    """The suggested server must open the log itself instead of redirecting to the preferred server."""
 
     async def story(scene: Scene) -> None:
         a, b = await start_all(scene, "a", "b", idle_s_max=5.0)
         log = await make_three_segments(scene, a)
         await a.ask(a.service.transfer_log(messages.TransferLog(log, "b"), a.due()))
         await b.append(log, b"3")
-        await asyncio.sleep(90)  # It was let go of within ten.
+        await asyncio.sleep(90)  # Idle logs are released within ten seconds.
         assert owners_of(log, a, b) == []
         for server in (a, b):
             await server.run(server.log_server._sweeper.sweep())
         await scene.until(lambda: owners_of(log, a, b) == [])
         listed = (await scene.stored(log)).list
         assert (listed.head, [each.records for each in listed.segments]) == (4, [0])
-        await b.append(log, b"4")  # It stays there.
+        await b.append(log, b"4")  # The log stays on server b.
         assert listed.preferred_server == "b"
 
     play(story)
 
 
-def test_a_log_that_was_sent_elsewhere_and_lost_there_expires() -> None:
-    """Its list named a server that lived, and had not got it."""
+def test_transferred_log_that_its_new_owner_lost_expires() -> None:
+    """The list names a live server that no longer owns the log."""
 
     async def story(scene: Scene) -> None:
         a, b = await start_all(scene, "a", "b", idle_s_max=1000.0)
@@ -281,16 +281,16 @@ def test_a_log_that_was_sent_elsewhere_and_lost_there_expires() -> None:
             await server.run(server.log_server._sweeper.sweep())
         await scene.until(lambda: owners_of(log, a, b) == [])
         assert (await scene.stored(log)).list.head == 4
-        await b.append(log, b"4")  # It stays there.
+        await b.append(log, b"4")  # The log stays on server b.
 
     play(story)
 
 
 @pytest.mark.parametrize("when", ["it is opened", "it is listed"])
-def test_who_opens_a_log_that_is_truncated_without_an_owner_knows_its_head(
+def test_truncation_without_owner_yields_to_a_concurrent_opening(
     when: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether there is an owner was asked once, and changes were made from lists that came later."""
+    """The truncation must look for an owner in the same list version that it changes."""
 
     async def story(scene: Scene) -> None:
         (a,) = await start_all(scene, "a")
@@ -328,8 +328,8 @@ def test_who_opens_a_log_that_is_truncated_without_an_owner_knows_its_head(
     play(story)
 
 
-def test_a_truncation_for_which_there_is_no_time_left_was_not_begun() -> None:
-    """It was answered as if nobody knew."""
+def test_truncation_out_of_time_is_not_begun() -> None:
+    """The outcome is known, so the error must not be one of an unknown outcome."""
 
     async def story(scene: Scene) -> None:
         (a,) = await start_all(scene, "a")
@@ -345,7 +345,7 @@ def test_a_truncation_for_which_there_is_no_time_left_was_not_begun() -> None:
 
 
 def test_log_can_be_opened_after_an_opening_abandoned_before_it_began() -> None:
-    """That owner was never forgotten, so every caller was asked to retry, for ever."""
+    """Otherwise every caller would be asked to retry for ever."""
 
     async def story(scene: Scene) -> None:
         (a,) = await start_all(scene, "a")
@@ -357,8 +357,8 @@ def test_log_can_be_opened_after_an_opening_abandoned_before_it_began() -> None:
     play(story)
 
 
-def test_nobody_waits_for_an_opening_that_is_over() -> None:
-    """Lost as soon as it was opened, and asked for in the same turn: the loop went round for ever."""
+def test_request_for_a_just_lost_log_opens_it_again() -> None:
+    """The log is lost and requested in the same event-loop turn, which must not loop for ever."""
 
     async def story(scene: Scene) -> None:
         (a,) = await start_all(scene, "a")
@@ -376,16 +376,16 @@ def test_nobody_waits_for_an_opening_that_is_over() -> None:
                 asking.append(loop.create_task(server.owner_of(log, loop.time() + 5)))
             return owner
 
-        server._opened = lost_at_once  # type: ignore[method-assign]  # To be in that very turn.
+        server._opened = lost_at_once  # type: ignore[method-assign]  # Acts in the same event-loop turn.
         server_find, asked = server.find, 0
 
         def find(name: LogName, uid: str = "") -> Owner | None:
             nonlocal asked
             asked += 1
-            assert asked < 1000, "it asks again and again, and lets nobody else run"
+            assert asked < 1000, "the request loops without yielding"
             return server_find(name, uid)
 
-        server.find = find  # type: ignore[method-assign]  # Else this would not end.
+        server.find = find  # type: ignore[method-assign]  # Fails the test if the request loops.
         assert (await a.append(log, b"0")).first_offset == 0
         assert (await asking[0]).failure is None
         assert tries == 2
@@ -393,8 +393,8 @@ def test_nobody_waits_for_an_opening_that_is_over() -> None:
     play(story)
 
 
-def test_abandoned_opening_ends_no_request_as_cancelled() -> None:
-    """A drain that has no more time gives up what is being opened."""
+def test_cancelled_opening_fails_requests_with_owner_changing() -> None:
+    """A drain that runs out of time cancels openings."""
 
     async def story(scene: Scene) -> None:
         (a,) = await start_all(scene, "a")
@@ -409,8 +409,8 @@ def test_abandoned_opening_ends_no_request_as_cancelled() -> None:
     play(story)
 
 
-def test_a_server_that_starts_truncates_no_log_of_another() -> None:
-    """Its owner would return the old head until it reads the list again."""
+def test_starting_server_truncates_no_log_of_another_server() -> None:
+    """Otherwise the owner would return the old head until it reads the list again."""
 
     async def story(scene: Scene) -> None:
         a, b = await start_all(scene, "a", "b")
@@ -428,8 +428,8 @@ def test_a_server_that_starts_truncates_no_log_of_another() -> None:
     play(story)
 
 
-def test_a_configuration_that_is_stored_is_not_answered_as_refused() -> None:
-    """The response was "not applied" while no bookie knew the end of the log. It needs none now."""
+def test_config_update_succeeds_while_bookies_hang() -> None:
+    """A configuration change needs neither an owner nor bookies."""
 
     async def story(scene: Scene) -> None:
         a, b = await start_all(scene, "a", "b")
@@ -448,8 +448,8 @@ def test_a_configuration_that_is_stored_is_not_answered_as_refused() -> None:
     play(story)
 
 
-def test_changes_at_once_do_not_make_what_neither_was_allowed_to() -> None:
-    """SV7: each is possible beside what the log had; the second one is judged beside what the first one made."""
+def test_concurrent_config_updates_cannot_combine_to_an_invalid_one() -> None:
+    """SV7: each update is valid alone; the second is checked against the result of the first."""
 
     async def story(scene: Scene) -> None:
         a, b = await start_all(scene, "a", "b")
@@ -477,7 +477,7 @@ def test_changes_at_once_do_not_make_what_neither_was_allowed_to() -> None:
     play(story)
 
 
-def test_a_log_says_when_its_segment_ends_for_its_age() -> None:
+def test_log_state_reports_when_age_will_roll_the_segment() -> None:
     async def story(scene: Scene) -> None:
         (a,) = await start_all(scene, "a")
         log = await make_log(scene, log_suggested_to(a))
@@ -496,7 +496,7 @@ def test_a_log_says_when_its_segment_ends_for_its_age() -> None:
     play(story)
 
 
-def test_a_log_that_cannot_be_opened_again_and_again_says_why() -> None:
+def test_log_state_reports_repeated_open_failures() -> None:
     async def story(scene: Scene) -> None:
         (a,) = await start_all(scene, "a")
         log = await make_log(scene, log_suggested_to(a))
@@ -520,7 +520,7 @@ def test_a_log_that_cannot_be_opened_again_and_again_says_why() -> None:
     play(story)
 
 
-def test_an_owner_names_the_bookies_that_do_not_get_its_records() -> None:
+def test_log_state_names_bookies_that_refuse_adds() -> None:
     """LS16."""
 
     async def story(scene: Scene) -> None:
@@ -539,7 +539,7 @@ def test_an_owner_names_the_bookies_that_do_not_get_its_records() -> None:
     play(story, bookies=("b1", "b2", "b3"))
 
 
-def test_a_log_is_opened_by_whom_all_suggest_and_the_others_say_so() -> None:
+def test_only_the_suggested_server_opens_a_log() -> None:
     async def story(scene: Scene) -> None:
         a, b = await start_all(scene, "a", "b")
         log = await make_log(scene, log_suggested_to(a))
@@ -552,7 +552,7 @@ def test_a_log_is_opened_by_whom_all_suggest_and_the_others_say_so() -> None:
     play(story)
 
 
-def test_what_is_not_there_is_said_by_any_server() -> None:
+def test_append_to_a_missing_or_deleted_log_is_refused() -> None:
     async def story(scene: Scene) -> None:
         a, _ = await start_all(scene, "a", "b")
         log = log_suggested_to(a)
@@ -565,7 +565,7 @@ def test_what_is_not_there_is_said_by_any_server() -> None:
     play(story)
 
 
-def test_logs_of_a_killed_server_are_taken_within_a_second() -> None:
+def test_logs_of_a_killed_server_are_taken_over_within_a_second() -> None:
     async def story(scene: Scene) -> None:
         a, b = await start_all(scene, "a", "b")
         log = await make_log(scene, log_suggested_to(a))
@@ -576,14 +576,14 @@ def test_logs_of_a_killed_server_are_taken_within_a_second() -> None:
         ack = await client.append(log, b"1")
         assert ack.first_offset == 1
         assert 0.5 <= scene.world.now - killed_at < 1.0
-        assert b.log_server.membership.find("a") is not None  # Its session is not over yet.
+        assert b.log_server.membership.find("a") is not None  # Its session has not expired yet.
         assert await b.read_all(log) == [b"0", b"1"]
 
     play(story)
 
 
-def test_a_hundred_logs_are_taken_at_a_time() -> None:
-    """What a take-over waits for is not waited for a hundred times."""
+def test_hundred_logs_are_taken_over_concurrently() -> None:
+    """The waits of the take-overs must not add up."""
 
     async def story(scene: Scene) -> None:
         a, b = await start_all(scene, "a", "b")
@@ -599,8 +599,8 @@ def test_a_hundred_logs_are_taken_at_a_time() -> None:
     play(story)
 
 
-def test_a_server_that_stands_still_loses_its_logs_when_its_lease_is_over() -> None:
-    """Nobody can tell sooner: connections to it are not refused."""
+def test_paused_server_loses_its_logs_when_its_lease_expires() -> None:
+    """Other servers cannot know sooner: connections to it are not refused."""
 
     async def story(scene: Scene) -> None:
         a, b = await start_all(scene, "a", "b")
@@ -630,7 +630,7 @@ def test_server_with_a_wrong_address_makes_no_log_move_back_and_forth() -> None:
         a, b = await start_all(scene, "a", "b")
         log = await make_log(scene, log_suggested_to(a))
         await a.append(log, b"0")
-        scene.world.network.refuse("a")  # Its own clients reach it all the same.
+        scene.world.network.refuse("a")  # Its own clients still reach it.
         for number in range(300):
             server = (a, b)[number % 2]
             try:
@@ -644,7 +644,7 @@ def test_server_with_a_wrong_address_makes_no_log_move_back_and_forth() -> None:
     play(story)
 
 
-def test_where_both_tell_wrong_addresses_a_log_rests_longer_and_longer() -> None:
+def test_log_moves_rarely_when_both_addresses_are_wrong() -> None:
     async def story(scene: Scene) -> None:
         a, b = await start_all(scene, "a", "b")
         log = await make_log(scene, log_suggested_to(a))
@@ -661,21 +661,24 @@ def test_where_both_tell_wrong_addresses_a_log_rests_longer_and_longer() -> None
                 pass
             await asyncio.sleep(0.2)
         assert await epoch_of(scene, log) <= 12
-        # Asked again soon: there may be an owner long before the pause is over.
+        # Clients retry soon: there may be an owner long before the pause ends.
         assert max(pauses) == 1000
 
     play(story)
 
 
-def test_nobody_stands_beyond_the_tail_while_there_is_no_owner_to_say_so() -> None:
-    """A follower in the owner's memory has read records that bookies do not report yet."""
+def test_read_beyond_tail_without_owner_fails_with_owner_changing() -> None:
+    """A reader of the owner's memory may have read records that bookies do not report yet."""
 
     async def story(scene: Scene) -> None:
         a, b = await start_all(scene, "a", "b")
         log = await make_log(scene, log_suggested_to(a))
         await a.append(log, b"0")
         await refused(a.read_all(log, AtOffset(Offset(9))), BeyondTail)
-        for refusing, taker in ((a, b), (b, a)):  # Both have taken it, and are patient now.
+        for refusing, taker in (
+            (a, b),
+            (b, a),
+        ):  # Both servers have taken the log over and now pause longer.
             scene.world.network.refuse(refusing.name)
             async with asyncio.timeout(PATIENCE_S):
                 while owners_of(log, a, b) != [taker.name]:
@@ -689,8 +692,8 @@ def test_nobody_stands_beyond_the_tail_while_there_is_no_owner_to_say_so() -> No
 
 
 @pytest.mark.parametrize("what", ["kill", "pause"])
-def test_who_does_not_own_a_log_tells_nobody_that_he_is_beyond_its_tail(what: str) -> None:
-    """SV6: the reader is at the end of the acked records, of which bookies lack the last, and got `BeyondTail`."""
+def test_non_owner_redirects_a_read_beyond_its_tail(what: str) -> None:
+    """SV6: the reader is at the end of the acked records, of which bookies do not report the last."""
 
     async def story(scene: Scene) -> None:
         a, b, c = await start_all(scene, "a", "b", "c")
@@ -704,13 +707,13 @@ def test_who_does_not_own_a_log_tells_nobody_that_he_is_beyond_its_tail(what: st
         error = await refused(c.read_all(log, AtOffset(Offset(3))), NotOwner)
         assert error.ids["owner"] == (a if what == "pause" else b).address
         if what == "pause":
-            a.node.resume()  # So that it can be stopped.
+            a.node.resume()  # A paused server cannot be stopped.
 
     play(story)
 
 
-def test_a_closed_log_is_opened_for_nobody_who_stands_beyond_its_tail() -> None:
-    """SV6: it got an owner and a segment; with hung bookies the log could not be read."""
+def test_read_beyond_the_tail_does_not_open_a_closed_log() -> None:
+    """SV6: opening it would need bookies and add an owner and a segment."""
 
     async def story(scene: Scene) -> None:
         (a,) = await start_all(scene, "a", idle_s_max=5.0)
@@ -727,8 +730,8 @@ def test_a_closed_log_is_opened_for_nobody_who_stands_beyond_its_tail() -> None:
     play(story)
 
 
-def test_a_log_rests_though_it_was_lost_before_anybody_was_served() -> None:
-    """SV2: it was taken all the same."""
+def test_log_lost_before_its_first_ack_is_not_taken_again_at_once() -> None:
+    """SV2: a take-over that is lost at once counts for the pause before the next one."""
 
     async def story(scene: Scene) -> None:
         a, b = await start_all(scene, "a", "b")
@@ -776,7 +779,7 @@ def test_a_stopped_server_hands_its_logs_over_and_no_append_fails() -> None:
     play(story)
 
 
-def test_a_drained_server_takes_nothing_until_it_is_told_to() -> None:
+def test_drained_server_opens_no_log_until_resumed() -> None:
     async def story(scene: Scene) -> None:
         a, b = await start_all(scene, "a", "b")
         log = await make_log(scene, log_suggested_to(a))
@@ -788,7 +791,7 @@ def test_a_drained_server_takes_nothing_until_it_is_told_to() -> None:
         assert error.ids["owner"] == b.address
         assert (await b.append(log, b"1")).first_offset == 1
         await a.ask(a.service.drain_server(messages.DrainServer("a", resume=True), a.due()))
-        await scene.until(lambda: owners_of(log, b) == [])  # It goes back where it belongs.
+        await scene.until(lambda: owners_of(log, b) == [])  # Server b hands the log back.
         assert (await Client(scene, a, b).append(log, b"2")).first_offset == 2
         assert owners_of(log, a, b) == ["a"]
 
@@ -796,10 +799,10 @@ def test_a_drained_server_takes_nothing_until_it_is_told_to() -> None:
 
 
 @pytest.mark.parametrize("error", [Unavailable, OutcomeUnknown])
-def test_a_drain_that_failed_can_be_asked_for_again(
+def test_failed_drain_can_be_retried(
     error: type[RollbookError], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second time it was taken for announced, and others went on sending logs there."""
+    """The retry must announce the drain, or other servers still send logs to this server."""
 
     async def story(scene: Scene) -> None:
         a, b = await start_all(scene, "a", "b")
@@ -813,17 +816,19 @@ def test_a_drain_that_failed_can_be_asked_for_again(
         monkeypatch.setattr("rollbook.logservice.membership.create_surely", create)
         request = messages.DrainServer("a")
         await refused(a.ask(a.service.drain_server(request, a.due())), error)
-        assert a.log_server.is_draining is (error is OutcomeUnknown)  # Else nothing was done.
+        assert a.log_server.is_draining is (
+            error is OutcomeUnknown
+        )  # Unavailable says that nothing was done.
         await a.ask(a.service.drain_server(request, a.due()))
         await scene.until(lambda: b.log_server.membership.suggestions.names == ("b",))
 
     play(story)
 
 
-def test_a_drain_that_others_may_have_seen_is_not_taken_back(
+def test_drain_with_an_unknown_outcome_stays_in_force(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It was written, and could not be read: this server said that nothing was done, and went on opening logs."""
+    """The drain is written but cannot be read back, so the server must not open logs."""
 
     async def story(scene: Scene) -> None:
         a, b = await start_all(scene, "a", "b")
@@ -848,10 +853,10 @@ def test_a_drain_that_others_may_have_seen_is_not_taken_back(
 
 
 @pytest.mark.parametrize("resume", [False, True])
-def test_whoever_drains_is_answered_while_no_session_lasts(
+def test_drain_times_out_while_sessions_keep_expiring(
     resume: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It registered again without end, and the request stood for as long."""
+    """Repeated registration must not hold the request beyond its deadline."""
 
     async def story(scene: Scene) -> None:
         a, b = await start_all(scene, "a", "b")
@@ -878,14 +883,14 @@ def test_whoever_drains_is_answered_while_no_session_lasts(
     play(story)
 
 
-def test_who_was_replaced_and_not_told_refuses_no_cursor_beyond_his_tail() -> None:
-    """SV6: it was final, and the consumer ended."""
+def test_replaced_owner_accepts_a_cursor_beyond_its_own_tail() -> None:
+    """SV6: a refusal would be final and end the consumer."""
 
     async def story(scene: Scene) -> None:
         a, b = await start_all(scene, "a", "b")
         log = await make_log(scene, log_suggested_to(a))
         await a.append(log, b"0")
-        await a.run(a.log_server.membership.close())  # As if its lease had run out, unheard.
+        await a.run(a.log_server.membership.close())  # As if its lease had expired without notice.
         await scene.until(lambda: b.log_server.membership.find("a") is None)
         await b.append(log, b"1")
         assert a.log_server.find(log) is not None
@@ -897,7 +902,7 @@ def test_who_was_replaced_and_not_told_refuses_no_cursor_beyond_his_tail() -> No
     play(story)
 
 
-def test_any_server_has_another_one_drained() -> None:
+def test_any_server_can_drain_another_server() -> None:
     async def story(scene: Scene) -> None:
         a, b = await start_all(scene, "a", "b")
         request = messages.DrainServer("b")
@@ -936,7 +941,7 @@ def test_a_new_server_gets_its_share_and_no_append_fails() -> None:
     play(story)
 
 
-def test_a_transferred_log_stays_where_it_was_sent() -> None:
+def test_transferred_log_stays_on_its_new_server() -> None:
     async def story(scene: Scene) -> None:
         a, b = await start_all(scene, "a", "b")
         log = await make_log(scene, log_suggested_to(a))
@@ -955,10 +960,10 @@ def test_a_transferred_log_stays_where_it_was_sent() -> None:
     play(story)
 
 
-def test_a_log_that_could_not_be_opened_costs_no_ledger_the_next_time(
+def test_repeated_failed_opening_makes_no_further_ledger(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Before it is known that it can be recovered: each would be made, and deleted."""
+    """Otherwise each failed opening would make a ledger and delete it."""
     made: list[int] = []
 
     async def make(context: OwnerContext, stored: StoredLog) -> LedgerWriter:
@@ -986,7 +991,7 @@ def test_a_log_that_could_not_be_opened_costs_no_ledger_the_next_time(
     play(story)
 
 
-def test_server_reopens_its_logs_after_a_lost_session_before_confirming() -> None:
+def test_server_reopens_its_logs_after_a_lost_session() -> None:
     """SV4."""
 
     async def story(scene: Scene) -> None:
@@ -1006,8 +1011,8 @@ def test_server_reopens_its_logs_after_a_lost_session_before_confirming() -> Non
     play(story)
 
 
-def test_a_server_that_is_started_again_at_once_has_its_logs_at_once() -> None:
-    """Its earlier life is still registered, and at the same address."""
+def test_server_restarted_at_once_regains_its_logs_in_a_second() -> None:
+    """Its earlier process is still registered, at the same address."""
 
     async def story(scene: Scene) -> None:
         a, b = await start_all(scene, "a", "b")
@@ -1023,7 +1028,7 @@ def test_a_server_that_is_started_again_at_once_has_its_logs_at_once() -> None:
     play(story)
 
 
-def test_a_log_that_nobody_uses_is_let_go_of() -> None:
+def test_idle_log_is_released() -> None:
     async def story(scene: Scene) -> None:
         (a,) = await start_all(scene, "a", idle_s_max=20.0)
         log = await make_log(scene, LogName("test", "log"))
@@ -1039,7 +1044,7 @@ def test_a_log_that_nobody_uses_is_let_go_of() -> None:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_whatever_is_killed_and_started_again_every_append_is_there_once(seed: int) -> None:
+def test_random_restarts_keep_every_append_exactly_once(seed: int) -> None:
     async def story(scene: Scene) -> None:
         chance = scene.world.random("story")
         servers = await start_all(scene, "a", "b", "c")
@@ -1076,8 +1081,8 @@ _FAR_S = 40 * 86_400.0
 
 
 @pytest.mark.parametrize("far_s", [_FAR_S, -_FAR_S])
-def test_a_server_whose_clock_is_set_wrong_hands_its_logs_over(far_s: float) -> None:
-    """CK1: nothing bears its time, and it takes them again when the clock is right."""
+def test_server_with_a_wrong_clock_hands_its_logs_over(far_s: float) -> None:
+    """CK1: no record has its wrong time, and it takes the logs again when its clock is right."""
 
     async def story(scene: Scene) -> None:
         a, b = await start_all(scene, "a", "b")
@@ -1106,8 +1111,8 @@ def test_a_server_whose_clock_is_set_wrong_hands_its_logs_over(far_s: float) -> 
     play(story)
 
 
-def test_the_only_server_refuses_while_its_clock_is_wrong() -> None:
-    """CK1: and says so, as soon as it is asked for a log that it does not own yet."""
+def test_only_server_refuses_appends_while_its_clock_is_wrong() -> None:
+    """CK1: an append to a log that it does not own yet is refused at once."""
 
     async def story(scene: Scene) -> None:
         a = await start(scene, "a")
@@ -1127,13 +1132,13 @@ def test_the_only_server_refuses_while_its_clock_is_wrong() -> None:
     play(story)
 
 
-def test_a_metadata_store_whose_clock_is_wrong_stops_nobody() -> None:
-    """CK1: most clocks agree."""
+def test_wrong_metadata_store_clock_stops_no_server() -> None:
+    """CK1: the servers' clocks agree with each other."""
 
     async def story(scene: Scene) -> None:
         servers = await start_all(scene, "a", "b")
         for each in servers:
-            each.node.clock.jump(_FAR_S)  # To them it is the store's that is behind.
+            each.node.clock.jump(_FAR_S)  # Seen from the servers, the store's clock is behind.
         await scene.until(
             lambda: all(
                 apart_us > 0

@@ -1,4 +1,4 @@
-"""Logs that nobody asks for are looked after all the same."""
+"""Sweeps apply retention to logs that get no requests."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -33,7 +33,7 @@ class Keeper:
         self.alive: list[ServerId] = []
         self.suggested = [LOG]
         self.opened = 0
-        self.lags: CursorLags | None = None  # From the first sweep on.
+        self.lags: CursorLags | None = None  # Set by the first sweep.
 
     @property
     def owned_logs(self) -> list[LogName]:
@@ -49,7 +49,7 @@ class Keeper:
         return listed.owner is None or listed.owner.server_id not in self.alive
 
     async def release_lost(self) -> None:
-        pass  # It has lost none.
+        pass  # This server has lost no log.
 
     async def owner_of(self, name: LogName, due: float, *, heeds_preference: bool = True) -> Owner:
         assert due > asyncio.get_running_loop().time()
@@ -99,7 +99,7 @@ def swept(story: Story, config: LogConfig = AGING) -> None:
 
 
 async def two_segments(scene: Scene) -> None:
-    """Closed at 1 and at 2; nobody owns the log."""
+    """Segments closed at 1 and at 2; the log has no owner."""
     owner = await (await scene.server("s1")).open()
     await owner.append(b"0")
     await owner.run(owner.owner.roll("test"))
@@ -111,8 +111,8 @@ async def ledgers(scene: Scene) -> int:
     return len([ledger_id async for ledger_id in scene.ledgers.list()])
 
 
-def test_an_idle_log_is_emptied_down_to_its_memory() -> None:
-    """And stays as it is from then on, however often it is looked at."""
+def test_idle_log_expires_to_one_empty_segment() -> None:
+    """Later sweeps change nothing more."""
 
     async def story(scene: Scene, keeper: Keeper) -> None:
         await two_segments(scene)
@@ -139,7 +139,7 @@ def test_an_idle_log_is_emptied_down_to_its_memory() -> None:
     swept(story)
 
 
-def test_what_is_closed_expires_while_the_log_is_written() -> None:
+def test_closed_segments_of_an_owned_log_expire() -> None:
     async def story(scene: Scene, keeper: Keeper) -> None:
         await two_segments(scene)
         await asyncio.sleep(AGE_S + 1)
@@ -153,20 +153,20 @@ def test_what_is_closed_expires_while_the_log_is_written() -> None:
     swept(story)
 
 
-def test_the_records_of_an_owner_that_died_expire_too() -> None:
+def test_records_of_a_dead_owner_expire() -> None:
     async def story(scene: Scene, keeper: Keeper) -> None:
         owner = await (await scene.server("s1")).open()
         await owner.append(b"0")
         owner.server.node.kill()
         await asyncio.sleep(3 * AGE_S + 1)
-        await keeper.sweep()  # Its segment is closed,
-        await keeper.sweep()  # and then expires.
+        await keeper.sweep()  # Closes the segment of the dead owner.
+        await keeper.sweep()  # Expires that segment.
         assert (await scene.stored()).list.head == 1
 
     swept(story)
 
 
-def test_a_log_is_cut_to_its_size_up_to_a_mark() -> None:
+def test_size_retention_stops_at_a_mark() -> None:
     """LL6."""
 
     async def story(scene: Scene, keeper: Keeper) -> None:
@@ -185,8 +185,8 @@ def test_a_log_is_cut_to_its_size_up_to_a_mark() -> None:
     swept(story, LogConfig(retention_bytes=0))
 
 
-def test_what_is_closed_expires_while_all_bookies_are_full() -> None:
-    """An owner would need bookies that take a ledger, and they would never have room again."""
+def test_closed_segments_expire_while_all_bookies_are_full() -> None:
+    """Expiry must not need an owner, whose new ledger full bookies would refuse."""
 
     async def story(scene: Scene, keeper: Keeper) -> None:
         await two_segments(scene)
@@ -204,8 +204,8 @@ def test_what_is_closed_expires_while_all_bookies_are_full() -> None:
     swept(story)
 
 
-def test_an_idle_log_expires_whoever_owned_it_last() -> None:
-    """Its owners came and went, and each left a segment; nobody has asked for it since."""
+def test_idle_log_with_several_past_owners_expires() -> None:
+    """Each past owner left a segment; the log gets no more requests."""
 
     async def story(scene: Scene, keeper: Keeper) -> None:
         for name in ("s1", "s3", "s4"):
@@ -226,7 +226,7 @@ def test_an_idle_log_expires_whoever_owned_it_last() -> None:
     swept(story)
 
 
-def test_what_is_somebody_elses_is_left_alone() -> None:
+def test_sweep_skips_logs_of_other_servers() -> None:
     async def story(scene: Scene, keeper: Keeper) -> None:
         await two_segments(scene)
         owner = await (await scene.server("s1")).open()
@@ -243,7 +243,7 @@ def test_what_is_somebody_elses_is_left_alone() -> None:
     swept(story)
 
 
-def test_what_somebody_opens_while_its_leftovers_are_deleted_is_his(
+def test_sweep_does_not_truncate_a_log_that_is_opened_during_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """If another server truncated it, the log would have two heads until the owner reads the list."""
@@ -273,8 +273,8 @@ def test_what_somebody_opens_while_its_leftovers_are_deleted_is_his(
     swept(story)
 
 
-def test_by_a_wrong_clock_nothing_expires() -> None:
-    """RT1: this server's runs a year ahead."""
+def test_nothing_expires_by_a_wrong_clock() -> None:
+    """RT1: this server's clock runs a year ahead."""
 
     async def story(scene: Scene, keeper: Keeper) -> None:
         await two_segments(scene)
@@ -290,7 +290,7 @@ def test_by_a_wrong_clock_nothing_expires() -> None:
     swept(story)
 
 
-def test_what_others_left_behind_is_tidied_up() -> None:
+def test_sweep_frees_discarded_ledgers_and_deleted_logs() -> None:
     """LL3: ledgers discarded by an owner that died, and deleted logs after their grace."""
 
     async def story(scene: Scene, keeper: Keeper) -> None:
@@ -311,7 +311,7 @@ def test_what_others_left_behind_is_tidied_up() -> None:
         assert await ledgers(scene) == 0
         freed = await scene.stored()
         assert freed.list.is_condemned, (
-            "whoever has read the list before finds no other one of its version"
+            "the list is kept for readers of an older version, so that no new list has its version"
         )
         await asyncio.sleep(60)
         await keeper.sweep()
@@ -320,8 +320,8 @@ def test_what_others_left_behind_is_tidied_up() -> None:
     swept(story, LogConfig())
 
 
-def test_who_answers_for_a_sealed_log_hears_that_it_was_deleted_elsewhere() -> None:
-    """No list names this owner, so nobody can notify it, and what it holds would never be freed."""
+def test_sweep_ends_the_owner_of_a_sealed_log_deleted_elsewhere() -> None:
+    """The list names no owner, so the deleting server cannot notify it, and the log would stay open."""
 
     async def story(scene: Scene, keeper: Keeper) -> None:
         owner = await keeper.owner_of(LOG, asyncio.get_running_loop().time() + 10)
@@ -340,8 +340,8 @@ def test_who_answers_for_a_sealed_log_hears_that_it_was_deleted_elsewhere() -> N
     swept(story, LogConfig())
 
 
-def test_the_owner_of_a_silent_log_hears_that_it_was_deleted_elsewhere() -> None:
-    """SV6: by a server that took it for dead. Its ledgers would be held on to."""
+def test_sweep_ends_the_owner_of_a_silent_log_deleted_elsewhere() -> None:
+    """SV6: the deleting server took the owner for dead. The log's ledgers must be freed all the same."""
 
     async def story(scene: Scene, keeper: Keeper) -> None:
         owner = await keeper.owner_of(LOG, asyncio.get_running_loop().time() + 10)
@@ -357,7 +357,7 @@ def test_the_owner_of_a_silent_log_hears_that_it_was_deleted_elsewhere() -> None
     swept(story, LogConfig())
 
 
-def test_it_goes_on_by_itself_and_ends_when_told() -> None:
+def test_started_sweeper_sweeps_until_closed() -> None:
     async def story(scene: Scene, keeper: Keeper) -> None:
         await two_segments(scene)
         server = await scene.server("s2")
@@ -374,8 +374,8 @@ async def unreadable(_: LogName) -> StoredLog:
     raise MetadataUnavailable
 
 
-def test_who_lags_behind_an_idle_log_is_told() -> None:
-    """The log was let go of, and its cursors vanished from the metrics, however far behind they were."""
+def test_cursor_lags_of_an_idle_log_are_reported() -> None:
+    """Cursor lags must stay in the metrics after an idle log is released."""
 
     async def story(scene: Scene, keeper: Keeper) -> None:
         await two_segments(scene)
@@ -383,7 +383,7 @@ def test_who_lags_behind_an_idle_log_is_told() -> None:
             await scene.nodes.commit_cursor(CommitCursor(LOG, CursorName(name), Offset(offset)))
         await keeper.sweep_and_read()
         assert keeper.lags is not None
-        assert keeper.lags.lags() == {}  # Nobody has asked, and nothing is read for nobody.
+        assert keeper.lags.lags() == {}  # Lags are read only after they were requested.
         keeper.lags.look()
         await keeper.sweep_and_read()
         lagging = {f"{LOG}:slow": 2.0, f"{LOG}:half": 1.0}
@@ -399,19 +399,19 @@ def test_who_lags_behind_an_idle_log_is_told() -> None:
             broken.setattr(keeper._server.owner_context.nodes, "read", unreadable)
             await keeper.sweep_and_read()
         assert keeper.lags.lags() == {f"{LOG}:half": 1.0}
-        keeper.suggested = []  # Another server looks after it.
+        keeper.suggested = []  # Another server sweeps the log.
         await keeper.sweep_and_read()
         assert keeper.lags.lags() == {}
         keeper.suggested = [LOG]
         await keeper.sweep_and_read()
         await keeper.owner_of(LOG, asyncio.get_running_loop().time() + 10)
-        assert keeper.lags.lags() == {}  # Its owner knows better.
+        assert keeper.lags.lags() == {}  # The owner reports the lag now.
         await keeper.lags.close()
 
     swept(story, config=LogConfig())
 
 
-def test_the_lag_of_a_log_whose_owner_died_is_what_is_certain() -> None:
+def test_lag_in_a_dead_owners_log_counts_closed_segments_only() -> None:
     async def story(scene: Scene, keeper: Keeper) -> None:
         owner = await (await scene.server("s1")).open()
         await owner.append(b"0")

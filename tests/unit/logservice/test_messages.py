@@ -1,4 +1,4 @@
-"""Words refuse what a log could not carry: clients hear of it before they ask, doors as they listen."""
+"""Messages reject values that a log could not store, both before sending and on receipt."""
 
 from dataclasses import FrozenInstanceError, is_dataclass, replace
 from typing import Any
@@ -22,8 +22,8 @@ from rollbook.proto.v1 import log_pb2
 LOG = LogName("default", "orders")
 
 
-def test_whatever_users_hold_is_a_value() -> None:
-    """They may put acks into a set, and nobody changes one that another has."""
+def test_messages_are_hashable_and_frozen() -> None:
+    """Users may put acks into sets, and a shared message must not change."""
     acks = [AppendAck(*range(8)), AppendAck(*range(8))]
     assert len(set(acks)) == 1
     with pytest.raises(FrozenInstanceError):
@@ -33,22 +33,22 @@ def test_whatever_users_hold_is_a_value() -> None:
     assert changeable == [words.StreamAppend, words.AppendResult]
 
 
-def test_whoever_holds_a_log_fits_into_its_memory() -> None:
-    """It is in the first entry of every segment, and nobody could roll or open the log again."""
+def test_longest_holder_survives_a_round_trip() -> None:
+    """The holder is in the first entry of every segment: one too long would prevent rolls and openings."""
     longest = AcquireWriter(LOG, "é" * HOLDER_CHARACTERS_MAX)
     assert unpack(pack(longest), AcquireWriter) == longest
 
 
 @pytest.mark.parametrize("holder", ["", "h" * (HOLDER_CHARACTERS_MAX + 1), "h" * 3_000_000])
 def test_empty_and_too_long_holders_are_refused(holder: str) -> None:
-    """A log without a holder is one that was released."""
+    """An empty holder means that the epoch was released."""
     with pytest.raises(InvalidRequest):
         AcquireWriter(LOG, holder)
     with pytest.raises(InvalidRequest):
         unpack(log_pb2.AcquireWriterRequest(log=str(LOG), holder=holder), AcquireWriter)
 
 
-def test_an_attempt_fits_into_the_memory_of_a_log() -> None:
+def test_attempt_is_limited_to_32_characters() -> None:
     longest = AcquireWriter(LOG, "me", attempt="é" * 32)
     assert unpack(pack(longest), AcquireWriter) == longest
     with pytest.raises(InvalidRequest):
@@ -67,10 +67,10 @@ def test_an_attempt_fits_into_the_memory_of_a_log() -> None:
         (5, 9, 7, 7),
     ],
 )
-def test_who_reads_to_the_tail_resumes_within_his_range(
+def test_resumed_read_to_the_tail_stays_within_its_range(
     until: Offset | None, tail: Offset | None, resumed_at: Offset, end: Offset | None
 ) -> None:
-    """Wherever the tail was; the last event may have been a gap that went beyond."""
+    """The read may resume beyond its end if the last event was a gap."""
     reading = ReadStream(LOG, Earliest(), until, at_tail=AtTail.STOP)
     resumed = reading.resumed_at(resumed_at, tail)
     assert (resumed.start, resumed.until_offset) == (AtOffset(resumed_at), end)
@@ -80,6 +80,6 @@ def test_who_reads_to_the_tail_resumes_within_his_range(
 
 
 @pytest.mark.parametrize("ttl_ms", [-1, 1 << 32])
-def test_leases_are_numbers_of_32_bits(ttl_ms: int) -> None:
+def test_lease_outside_32_bits_is_rejected(ttl_ms: int) -> None:
     with pytest.raises(InvalidRequest):
         AcquireWriter(LOG, "me", AcquireMode.STEAL, ttl_ms)

@@ -1,4 +1,4 @@
-"""OR1: what was made for a log and never listed is found and deleted; nothing else ever is."""
+"""OR1: ledgers made for a log and never listed are found and deleted; no other ledger is."""
 
 import asyncio
 
@@ -15,7 +15,7 @@ OLD_S = YOUNG_MS / 1000 + 1
 
 
 async def make(scene: Scene, stored: StoredLog, made_for: int | None = None) -> LedgerId:
-    """As a maker does that dies before it is listed."""
+    """Leaves a ledger as a server does that dies before it lists it."""
     version = stored.version if made_for is None else made_for
     custom = custom_metadata(stored.name, stored.list.uid, version)
     writer = await scene.ledgers.create(custom=custom)
@@ -32,24 +32,24 @@ async def ledgers(scene: Scene) -> list[LedgerId]:
     return [ledger_id async for ledger_id in scene.ledgers.list()]
 
 
-def test_what_was_made_for_an_older_list_goes() -> None:
+def test_unlisted_ledger_of_an_older_list_is_deleted() -> None:
     async def story(scene: Scene) -> None:
         stored = await scene.stored()
         orphan = await make(scene, stored)
         other = await scene.ledgers.create(custom={"application": b"another"})
         stored = await scene.nodes.bump(stored)
-        assert await repair(scene) == OrphanReport(ledgers=1)  # Young: nobody is disturbed.
+        assert await repair(scene) == OrphanReport(ledgers=1)  # Too young to be deleted.
         await asyncio.sleep(OLD_S)
         assert await repair(scene) == OrphanReport(ledgers=1, deleted=1)
         assert orphan not in await ledgers(scene)
         assert await ledgers(scene) == [other.ledger_id]
-        assert await scene.stored() == stored  # No need to touch the list.
+        assert await scene.stored() == stored  # The list is not changed.
 
     play(story)
 
 
-def test_whoever_is_about_to_list_it_comes_too_late() -> None:
-    """LL8: the list is bumped before the ledger goes."""
+def test_listing_a_deleted_orphan_conflicts() -> None:
+    """LL8: the list's version is bumped before the ledger is deleted."""
 
     async def story(scene: Scene) -> None:
         stored = await scene.stored()
@@ -67,7 +67,7 @@ def test_whoever_is_about_to_list_it_comes_too_late() -> None:
     play(story)
 
 
-def test_what_is_listed_or_discarded_stays_whatever_its_age() -> None:
+def test_listed_and_discarded_ledgers_are_kept_at_any_age() -> None:
     async def story(scene: Scene) -> None:
         owner = await (await scene.server("s1")).open()
         await owner.append(b"0")
@@ -86,8 +86,8 @@ def test_what_is_listed_or_discarded_stays_whatever_its_age() -> None:
     play(story)
 
 
-def test_what_was_listed_during_the_walk_is_no_orphan() -> None:
-    """It is by the list of now that one is judged, not by what the walk has read before."""
+def test_ledger_listed_during_the_walk_is_kept() -> None:
+    """The current list decides, not the list that the walk has read before."""
 
     async def story(scene: Scene) -> None:
         before = await scene.stored()
@@ -104,8 +104,8 @@ def test_what_was_listed_during_the_walk_is_no_orphan() -> None:
     play(story)
 
 
-def test_ledgers_of_a_log_that_is_gone_go_too() -> None:
-    """Also if another log has its name by now."""
+def test_ledgers_of_a_removed_log_are_deleted() -> None:
+    """Also if a new log has taken its name."""
 
     async def story(scene: Scene) -> None:
         stored = await scene.stored()
@@ -124,8 +124,8 @@ def test_ledgers_of_a_log_that_is_gone_go_too() -> None:
     play(story)
 
 
-def test_in_doubt_nothing_goes() -> None:
-    """A list that is older than what was made for it was put back by hand."""
+def test_ledger_newer_than_its_list_is_kept() -> None:
+    """A list that is older than a ledger made for it was restored by hand."""
 
     async def story(scene: Scene) -> None:
         stored = await scene.stored()
@@ -137,7 +137,7 @@ def test_in_doubt_nothing_goes() -> None:
     play(story)
 
 
-def test_one_that_cannot_be_fenced_now_is_left_for_the_next_time() -> None:
+def test_unfenceable_orphan_is_deleted_by_a_later_run() -> None:
     async def story(scene: Scene) -> None:
         await make(scene, await scene.stored())
         await asyncio.sleep(OLD_S)
@@ -151,7 +151,7 @@ def test_one_that_cannot_be_fenced_now_is_left_for_the_next_time() -> None:
     play(story)
 
 
-def test_only_what_says_all_of_it_belongs_to_a_log() -> None:
+def test_incomplete_or_invalid_custom_metadata_belongs_to_no_log() -> None:
     custom = custom_metadata(LOG, LogUid(b"0123456789abcdef"), 7)
     belonging = belonging_of(custom)
     assert belonging is not None

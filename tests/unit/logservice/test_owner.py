@@ -37,7 +37,7 @@ def ref(seq: int, epoch: int = 0) -> ProducerRef:
 # --- Open, append, hand over ---------------------------------------------------------------------
 
 
-def test_what_was_appended_is_there_in_order() -> None:
+def test_appends_are_stored_in_order() -> None:
     async def story(scene: Scene) -> None:
         log = await (await scene.server("s1")).open()
         acks = [await log.append(b"%d" % number) for number in range(5)]
@@ -71,7 +71,7 @@ def test_a_log_that_was_handed_over_has_nothing_to_recover() -> None:
     play(story)
 
 
-def test_what_is_pending_when_a_log_is_handed_over_is_acked() -> None:
+def test_hand_over_acks_pending_appends() -> None:
     async def story(scene: Scene) -> None:
         log = await (await scene.server("s1")).open()
         pending = [log.begin(b"%d" % number) for number in range(10)]
@@ -85,7 +85,7 @@ def test_what_is_pending_when_a_log_is_handed_over_is_acked() -> None:
 # --- Roll ------------------------------------------------------------------------------------------
 
 
-def test_a_log_rolls_under_load_and_nobody_notices() -> None:
+def test_rolls_under_load_keep_offsets_dense() -> None:
     async def story(scene: Scene) -> None:
         log = await (await scene.server("s1")).open()
         pending: list[PendingAppend] = []
@@ -131,7 +131,10 @@ def test_a_roll_on_demand_returns_when_the_old_segment_is_closed() -> None:
         assert (await scene.stored()).list.segments[0].next_offset == 1
         assert (await log.append(b"b")).first_offset == 1
         written = (await scene.stored()).list.segments[1].ledger_id
-        assert log.owner.last_confirmed == (written, 1)  # Its first entry, and the block.
+        assert log.owner.last_confirmed == (
+            written,
+            1,
+        )  # The segment's first entry, then the block.
         assert list(log.owner.confirmed) == [written]
         await log.close()
         assert await scene.values() == [b"a", b"b"]
@@ -142,14 +145,14 @@ def test_a_roll_on_demand_returns_when_the_old_segment_is_closed() -> None:
 # --- Seal ------------------------------------------------------------------------------------------
 
 
-def test_a_sealed_log_takes_nothing_and_still_answers_retries() -> None:
+def test_sealed_log_refuses_appends_and_answers_retries() -> None:
     async def story(scene: Scene) -> None:
         log = await (await scene.server("s1")).open()
         await log.append(b"a", producer=ref(0))
         block, info = block_of(b"last", producer=ref(1))
         assert await log.run(log.owner.seal(block, info)) == 2
-        assert await log.run(log.owner.seal(block, info)) == 2  # As a retry, and
-        assert await log.run(log.owner.seal()) == 2  # as a repetition.
+        assert await log.run(log.owner.seal(block, info)) == 2  # A retry of the same block.
+        assert await log.run(log.owner.seal()) == 2  # A repeated seal without a block.
         refusal = await refused(log.append(b"b", producer=ref(2)), LogSealed)
         assert refusal.ids["tail"] == 2
         assert (await log.append(b"a", producer=ref(0))).is_duplicate
@@ -183,7 +186,7 @@ def test_a_seal_that_is_refused_seals_nothing() -> None:
     play(story)
 
 
-def test_the_first_segment_of_a_log_says_when_it_was_begun() -> None:
+def test_first_segment_has_its_creation_time() -> None:
     async def story(scene: Scene) -> None:
         server = await scene.server("s1")
         began_us = server.node.clock.wall_us()
@@ -217,7 +220,7 @@ def test_a_log_is_sealed_while_it_rolls() -> None:
 # --- The exclusive writer --------------------------------------------------------------------------
 
 
-def test_who_steals_the_writer_epoch_has_everything_older_below_his_fence() -> None:
+def test_stolen_writer_epoch_fences_older_appends() -> None:
     """LS8."""
 
     async def story(scene: Scene) -> None:
@@ -248,7 +251,7 @@ def test_who_steals_the_writer_epoch_has_everything_older_below_his_fence() -> N
 
 
 def test_epoch_is_granted_only_after_appends_of_older_ones_are_settled() -> None:
-    """LS8: else the older writer's append could still be found in the log, or be missing."""
+    """LS8: otherwise an older writer's append could still appear in the log."""
 
     async def story(scene: Scene) -> None:
         log = await (await scene.server("s1")).open()
@@ -288,8 +291,8 @@ def test_waiter_gets_the_writer_epoch_when_it_is_released_or_expires() -> None:
 
 
 @pytest.mark.parametrize("mode", list(AcquireMode))
-def test_who_lost_the_answer_is_granted_the_epoch_that_he_has(mode: AcquireMode) -> None:
-    """The holder was refused because of itself, waited for itself, or was given another epoch; at the next owner, too."""
+def test_retried_acquire_returns_the_epoch_already_granted(mode: AcquireMode) -> None:
+    """A retry must not be refused because of itself, wait for itself, or get another epoch."""
 
     async def story(scene: Scene) -> None:
         log = await (await scene.server("s1")).open()
@@ -311,7 +314,7 @@ def test_who_lost_the_answer_is_granted_the_epoch_that_he_has(mode: AcquireMode)
     play(story)
 
 
-def test_a_question_that_comes_late_takes_nothing_from_who_has_let_go() -> None:
+def test_late_acquire_retry_gets_no_epoch_after_a_release() -> None:
     async def story(scene: Scene) -> None:
         log = await (await scene.server("s1")).open()
         fail = AcquireMode.FAIL
@@ -337,8 +340,8 @@ def test_a_question_that_comes_late_takes_nothing_from_who_has_let_go() -> None:
     play(story)
 
 
-def test_two_whose_attempts_have_the_same_name_are_two() -> None:
-    """LS8: both wrote under one epoch, and a steal fenced nobody."""
+def test_equal_attempts_of_two_holders_are_distinct() -> None:
+    """LS8: otherwise both would write under one epoch, and a steal would fence nobody."""
 
     async def story(scene: Scene) -> None:
         log = await (await scene.server("s1")).open()
@@ -362,8 +365,8 @@ def test_two_whose_attempts_have_the_same_name_are_two() -> None:
 # --- Barriers ---------------------------------------------------------------------------------------
 
 
-def test_a_named_producer_learns_how_far_it_has_come_once_that_is_settled() -> None:
-    """LS15, also by the next owner, and while what an older copy appended is on its way."""
+def test_named_producer_gets_its_progress_once_it_is_settled() -> None:
+    """LS15: also from the next owner, and while appends of an older instance are pending."""
     name = b"loader"
 
     async def story(scene: Scene) -> None:
@@ -418,7 +421,7 @@ def test_barriers_share_entries_and_need_none_beside_appends() -> None:
     play(story)
 
 
-# --- Room ---------------------------------------------------------------------------------------------
+# --- Backpressure ---------------------------------------------------------------------------------------------
 
 
 def test_a_full_window_refuses_and_changes_nothing() -> None:
@@ -448,7 +451,7 @@ def test_a_full_window_refuses_and_changes_nothing() -> None:
     play(story, config=LogConfig())
 
 
-def test_answers_that_wait_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_withheld_refusals_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(append_path, "_UNCERTAIN_MAX", 100)
 
     async def story(scene: Scene) -> None:
@@ -468,10 +471,10 @@ def test_answers_that_wait_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> N
     play(story)
 
 
-# --- Neighbours that fail --------------------------------------------------------------------------
+# --- Failing dependencies --------------------------------------------------------------------------
 
 
-def test_a_log_that_cannot_roll_goes_on_in_its_segment() -> None:
+def test_log_that_cannot_roll_continues_in_its_segment() -> None:
     async def story(scene: Scene) -> None:
         log = await (await scene.server("s1")).open()
         await log.append(b"a")
@@ -491,7 +494,7 @@ def test_a_log_that_cannot_roll_goes_on_in_its_segment() -> None:
     play(story)
 
 
-def test_a_log_whose_bookies_are_gone_is_unsettled_and_opens_again() -> None:
+def test_append_without_bookies_is_unsettled_and_log_reopens() -> None:
     async def story(scene: Scene) -> None:
         server = await scene.server("s1")
         log = await server.open()
@@ -508,7 +511,7 @@ def test_a_log_whose_bookies_are_gone_is_unsettled_and_opens_again() -> None:
     play(story)
 
 
-def test_another_configuration_holds_when_the_owner_has_heard_of_it() -> None:
+def test_refreshed_owner_applies_a_new_configuration() -> None:
     async def story(scene: Scene) -> None:
         log = await (await scene.server("s1")).open()
         await log.append(b"a")
@@ -526,7 +529,7 @@ def test_another_configuration_holds_when_the_owner_has_heard_of_it() -> None:
 # --- Readers at the tail ------------------------------------------------------------------------------
 
 
-def test_readers_at_the_tail_see_what_is_acked_and_nothing_earlier() -> None:
+def test_tail_readers_see_blocks_only_once_acked() -> None:
     async def story(scene: Scene) -> None:
         log = await (await scene.server("s1")).open()
         await log.append(b"a")
@@ -562,7 +565,7 @@ async def next_blocks(log: Held, reader: Subscription) -> list[bytes]:
 # --- Truncation ---------------------------------------------------------------------------------------
 
 
-def test_a_log_that_is_truncated_gives_its_ledgers_back_and_forgets_nobody() -> None:
+def test_truncation_frees_ledgers_and_keeps_producers() -> None:
     async def story(scene: Scene) -> None:
         log = await (await scene.server("s1")).open()
         for number in range(60):
@@ -588,8 +591,8 @@ def test_a_log_that_is_truncated_gives_its_ledgers_back_and_forgets_nobody() -> 
     play(story)
 
 
-def test_what_holds_the_logs_memory_stays_until_the_next_segment_has_begun() -> None:
-    """LS5: else its owner dies, the new segment is found empty, and nobody knows the producers."""
+def test_segment_with_log_memory_is_kept_until_the_next_has_begun() -> None:
+    """LS5: if the owner died, the new segment would be found empty and the producers be unknown."""
 
     async def story(scene: Scene) -> None:
         log = await (await scene.server("s1")).open()

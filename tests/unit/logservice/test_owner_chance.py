@@ -1,7 +1,7 @@
-"""LS1 to LS10 by chance: a client that sends each batch until it is acked, and everything that fails.
+"""LS1 to LS10 under random faults: a client sends each batch until it is acked.
 
-Batches bear one record each and are numbered by their producer, so a record's offset has to be its
-number, whatever happened: one that is lost, comes twice or overtakes another has a different one.
+Each batch has one record and is numbered by its producer, so a record's offset must equal its number:
+a lost, repeated or reordered record would have another offset.
 """
 
 import asyncio
@@ -19,19 +19,19 @@ from tests.unit.logservice.owner_scene import Held, Scene, play
 
 SERVERS: Final = ("s1", "s2", "s3")
 CHAOS_S: Final = 12.0
-PATIENCE_S: Final = 6.0  # Of a client, with one attempt.
+PATIENCE_S: Final = 6.0  # A client's time-out of one attempt.
 
 
 class Client:
     def __init__(self, scene: Scene, chance: random.Random) -> None:
         self.scene, self.chance = scene, chance
         self.held: list[Held] = []
-        self.next_number = 0  # All before it are acked.
-        self.end: int | None = None  # Known when peace has come.
+        self.next_number = 0  # All earlier batches are acked.
+        self.end: int | None = None  # Set when the faults have ended.
         self.failures = 0
 
     async def write(self) -> None:
-        """A few in flight at a time, in order; all again after a failure."""
+        """Sends a few batches at a time, in order; sends them again after a failure."""
         while self.end is None or self.next_number < self.end:
             log = self.held[-1] if self.held else None
             if log is None or log.owner.failure is not None or not log.server.node.is_running:
@@ -71,7 +71,7 @@ class Client:
 
 
 class Nemesis:
-    """Does one thing after the other, and undoes most of them soon."""
+    """Injects one fault after another and heals most of them soon."""
 
     def __init__(self, scene: Scene, client: Client, chance: random.Random) -> None:
         self.scene, self.client, self.chance = scene, client, chance
@@ -166,5 +166,5 @@ def run(seed: int) -> Client:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_a_record_has_the_offset_of_its_number_whatever_happens(seed: int) -> None:
+def test_random_faults_leave_each_record_at_its_number(seed: int) -> None:
     run(seed)

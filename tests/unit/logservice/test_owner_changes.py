@@ -48,8 +48,8 @@ async def outcome(scene: Scene, pending: PendingAppend) -> object:
 # --- Takeover ------------------------------------------------------------------------------------
 
 
-def test_a_retry_after_failover_gets_the_offsets_of_the_first_time() -> None:
-    """LS6, with conditions that hold no more."""
+def test_retry_after_failover_gets_its_original_offsets() -> None:
+    """LS6: also if the conditions of the retry no longer hold."""
 
     async def story(scene: Scene) -> None:
         first = await (await scene.server("s1")).open()
@@ -69,7 +69,7 @@ def test_a_retry_after_failover_gets_the_offsets_of_the_first_time() -> None:
 
 
 def test_another_batch_under_the_same_number_is_refused() -> None:
-    """LS6: it is no retry, and by an answer with the first one's offsets its records would be gone."""
+    """LS6: if it were acked as a duplicate, its records would be lost."""
 
     async def story(scene: Scene) -> None:
         first = await (await scene.server("s1")).open()
@@ -88,8 +88,8 @@ def test_another_batch_under_the_same_number_is_refused() -> None:
     play(story)
 
 
-def test_a_replay_of_the_end_is_enough() -> None:
-    """LS5: producers from long before the part that is read are known from a snapshot."""
+def test_snapshots_bound_the_replay_of_a_takeover() -> None:
+    """LS5: producers from before the replayed entries are known from a snapshot."""
 
     async def story(scene: Scene) -> None:
         first = await (await scene.server("s1")).open()
@@ -114,7 +114,7 @@ def test_a_replay_of_the_end_is_enough() -> None:
     play(story, config=LogConfig())
 
 
-def test_appends_pending_at_a_takeover_have_an_unknown_outcome() -> None:
+def test_takeover_settles_pending_appends() -> None:
     async def story(scene: Scene) -> None:
         first = await (await scene.server("s1")).open()
         await first.append(b"a")
@@ -137,8 +137,8 @@ def test_appends_pending_at_a_takeover_have_an_unknown_outcome() -> None:
     play(story)
 
 
-def test_an_answer_that_rests_on_what_is_lost_is_never_given() -> None:
-    """LS4: "the tail is 1" of an owner whose block never came to be would be a lie."""
+def test_responses_that_depend_on_a_lost_append_are_withheld() -> None:
+    """LS4: an owner must not report the tail 1 if its block was never confirmed."""
 
     async def story(scene: Scene) -> None:
         first = await (await scene.server("s1")).open()
@@ -168,8 +168,8 @@ def test_an_answer_that_rests_on_what_is_lost_is_never_given() -> None:
     play(story)
 
 
-def test_a_frozen_owner_that_thaws_acks_nothing() -> None:
-    """LS9: though its answers lie in its sockets, and its log was not even taken over."""
+def test_paused_owner_acks_nothing_after_its_lease() -> None:
+    """LS9: even if responses wait in its sockets and nobody has taken the log over."""
 
     async def story(scene: Scene) -> None:
         first = await (await scene.server("s1")).open()
@@ -189,7 +189,7 @@ def test_a_frozen_owner_that_thaws_acks_nothing() -> None:
     play(story)
 
 
-def test_a_frozen_owner_answers_nothing_from_memory_either() -> None:
+def test_paused_owner_answers_no_retry_from_memory() -> None:
     async def story(scene: Scene) -> None:
         first = await (await scene.server("s1")).open()
         await first.append(b"a", producer=ref(0))
@@ -207,8 +207,8 @@ def test_a_frozen_owner_answers_nothing_from_memory_either() -> None:
     play(story)
 
 
-def test_an_owner_whose_ledger_strangers_fence_opens_again() -> None:
-    """As Java's autorecovery does with ledgers of bookies that are down."""
+def test_log_reopens_after_a_stranger_fences_its_ledger() -> None:
+    """Java's autorecovery fences the ledgers of bookies that are down."""
 
     async def story(scene: Scene) -> None:
         server = await scene.server("s1")
@@ -233,7 +233,7 @@ def test_an_owner_whose_ledger_strangers_fence_opens_again() -> None:
 def test_time_without_an_owner_counts_against_a_writer_that_died_with_it(
     away_s: float, held_s: float
 ) -> None:
-    """But half of a lease at least: a live holder could not renew it."""
+    """At least half of the lease remains: a live holder could not renew it without an owner."""
 
     async def story(scene: Scene) -> None:
         first = await (await scene.server("s1")).open()
@@ -271,8 +271,8 @@ def test_a_writer_that_outlived_the_owner_renews_with_the_next_one() -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_dueling_owners_come_to_an_end(seed: int) -> None:
-    """LS3: who has fenced stands down for a newer owner only, so one of them wins."""
+def test_concurrent_openings_leave_one_working_owner(seed: int) -> None:
+    """LS3: an opening that has fenced yields only to a newer owner, so one of them wins."""
 
     async def story(scene: Scene) -> None:
         servers = [await scene.server(f"s{number}") for number in range(4)]
@@ -282,7 +282,7 @@ def test_dueling_owners_come_to_an_end(seed: int) -> None:
         ]
         held = [each for (each,) in results if isinstance(each, Held)]
         assert all(isinstance(each, Held | NotOwner | OwnerChanging) for (each,) in results)
-        assert 1 <= len(held) < len(servers)  # The late ones have stood down.
+        assert 1 <= len(held) < len(servers)  # The late openings have given up.
         newest = max(held, key=lambda each: each.owner.owner_epoch)
         assert (await newest.append(b"mine")).first_offset == 0
         for each in held:
@@ -297,8 +297,8 @@ def test_dueling_owners_come_to_an_end(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_owners_that_take_turns_lose_nothing(seed: int) -> None:
-    """Each takes the log from the one before while that one appends and rolls."""
+def test_repeated_takeovers_lose_no_acked_append(seed: int) -> None:
+    """Each owner takes the log over while the previous one appends and rolls."""
 
     async def story(scene: Scene) -> None:
         acked: dict[int, bytes] = {}
@@ -342,11 +342,11 @@ def test_owners_that_take_turns_lose_nothing(seed: int) -> None:
     play(story, seed=seed)
 
 
-# --- Rolls that end badly --------------------------------------------------------------------------
+# --- Rolls that fail --------------------------------------------------------------------------
 
 
 def test_successor_is_dropped_whole_if_its_predecessor_ends_elsewhere() -> None:
-    """LS1, LS2: the last entries of N reach no bookie, all of N+1 does; nothing of that was acked."""
+    """LS1, LS2: the last entries of N reach no bookie, all of N+1 do; none of them was acked."""
 
     async def story(scene: Scene) -> None:
         first = await (await scene.server("s1")).open()
@@ -375,8 +375,8 @@ def test_successor_is_dropped_whole_if_its_predecessor_ends_elsewhere() -> None:
     play(story)
 
 
-def test_two_ledgers_of_which_nobody_has_the_first_are_both_dropped() -> None:
-    """LS2: nothing of N+1 has reached a bookie, and N+2 is listed and written behind it."""
+def test_ledgers_after_an_unwritten_one_are_dropped_with_it() -> None:
+    """LS2: no entry of N+1 has reached a bookie; N+2 is listed and written after it."""
 
     async def story(scene: Scene) -> None:
         first = await (await scene.server("s1")).open()
@@ -401,7 +401,7 @@ def test_two_ledgers_of_which_nobody_has_the_first_are_both_dropped() -> None:
 
 
 def test_a_successor_whose_predecessor_was_closed_is_kept() -> None:
-    """LS2: its owner has acked there, and died before it could say in the list that N is CLOSED."""
+    """LS2: the owner has acked in N+1 and died before it listed N as CLOSED."""
 
     async def story(scene: Scene) -> None:
         first = await (await scene.server("s1")).open()
@@ -431,7 +431,7 @@ def test_a_successor_whose_predecessor_was_closed_is_kept() -> None:
 
 
 def test_owner_acks_nothing_after_others_close_its_old_ledger_elsewhere() -> None:
-    """LS1: it drops all memory of the log, and opens it again."""
+    """LS1: the owner drops its memory of the log and opens it again."""
 
     async def story(scene: Scene) -> None:
         server = await scene.server("s1")
@@ -458,10 +458,10 @@ def test_owner_acks_nothing_after_others_close_its_old_ledger_elsewhere() -> Non
     play(story)
 
 
-def test_a_successor_never_begins_with_anything_but_what_it_follows(
+def test_roll_fails_if_the_log_memory_does_not_fit_into_an_entry(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """LS2, where what it would have to remember does not fit into an entry."""
+    """LS2: a successor must begin with the log's memory; if that does not fit, the log is reopened."""
 
     async def story(scene: Scene) -> None:
         server = await scene.server("s1")
@@ -482,7 +482,7 @@ def test_a_successor_never_begins_with_anything_but_what_it_follows(
 
 
 def test_ledger_is_listed_by_the_list_change_it_was_made_for_or_never() -> None:
-    """LS3: the list changes under a roll; the ledger that was made for it goes, another one comes."""
+    """LS3: the list changes during a roll; the ledger made for it is deleted, another one is made."""
 
     async def story(scene: Scene) -> None:
         log = await (await scene.server("s1")).open()
@@ -501,8 +501,8 @@ def test_ledger_is_listed_by_the_list_change_it_was_made_for_or_never() -> None:
     play(story)
 
 
-def test_a_ledger_that_an_opening_made_and_did_not_need_goes() -> None:
-    """LS3: it is made while the old one is fenced. That may fail, and the list may change."""
+def test_unused_ledger_of_an_opening_is_deleted() -> None:
+    """LS3: the ledger is made while the old one is fenced. Fencing may fail, or the list may change."""
 
     async def story(scene: Scene) -> None:
         log = await (await scene.server("s1")).open()
@@ -526,8 +526,8 @@ def test_a_ledger_that_an_opening_made_and_did_not_need_goes() -> None:
     play(story)
 
 
-def test_an_opening_that_is_given_up_writes_nothing_more() -> None:
-    """What it made stays behind, for those who look for orphans; the next one opens the log."""
+def test_log_can_be_opened_after_a_cancelled_opening() -> None:
+    """Its ledger is left to the orphan repair; the next opening succeeds."""
 
     async def story(scene: Scene) -> None:
         log = await (await scene.server("s1")).open()
@@ -550,7 +550,7 @@ def test_an_opening_that_is_given_up_writes_nothing_more() -> None:
 def test_ledger_made_for_an_abandoned_opening_is_never_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It came to be although its making was cancelled, too late; the opening had failed by then."""
+    """The cancellation came too late to prevent the ledger; the opening had failed by then."""
     made: list[LedgerWriter] = []
 
     async def make(context: OwnerContext, stored: StoredLog) -> LedgerWriter:
@@ -576,11 +576,11 @@ def test_ledger_made_for_an_abandoned_opening_is_never_written(
     play(story)
 
 
-# --- Before it serves ----------------------------------------------------------------------------
+# --- Before an owner serves ----------------------------------------------------------------------------
 
 
-def test_nobody_is_an_owner_before_a_quorum_has_said_so() -> None:
-    """LS4: what it remembers may be old; only a confirmed entry shows that nobody has fenced it."""
+def test_opening_waits_for_a_confirmed_entry() -> None:
+    """LS4: only a confirmed entry shows that no newer owner has fenced the log."""
 
     async def story(scene: Scene) -> None:
         server = await scene.server("s1")
@@ -596,7 +596,7 @@ def test_nobody_is_an_owner_before_a_quorum_has_said_so() -> None:
     play(story)
 
 
-def test_who_is_fenced_while_he_opens_does_not_serve() -> None:
+def test_only_one_of_two_overlapping_openings_serves() -> None:
     async def story(scene: Scene) -> None:
         slow = await scene.server("s1")
         scene.world.network.slow("s1", "b1", (0.5, 0.6))
@@ -608,7 +608,7 @@ def test_who_is_fenced_while_he_opens_does_not_serve() -> None:
         log = await (await scene.server("s2")).open()
         await log.append(b"a")
         result = (await asyncio.gather(opening, return_exceptions=True))[0]
-        if isinstance(result, Held):  # It has fenced the quicker one in turn.
+        if isinstance(result, Held):  # It has fenced the quicker owner in turn.
             assert (await result.append(b"b")).first_offset == 1
             error = await refused(log.append(b"c"), RollbookError)
             assert isinstance(error, OwnerLost | OwnerChanging)
@@ -621,8 +621,8 @@ def test_who_is_fenced_while_he_opens_does_not_serve() -> None:
     play(story)
 
 
-def test_the_barrier_of_an_owner_that_was_replaced_is_no_answer() -> None:
-    """LS10: it has confirmed all it knows of, and others have appended since."""
+def test_replaced_owner_answers_no_barrier() -> None:
+    """LS10: its own entries are confirmed, but the new owner has appended since."""
 
     async def story(scene: Scene) -> None:
         first = await (await scene.server("s1")).open()
@@ -639,8 +639,8 @@ def test_the_barrier_of_an_owner_that_was_replaced_is_no_answer() -> None:
     play(story)
 
 
-def test_owner_that_was_replaced_answers_no_barrier_that_reads() -> None:
-    """LS14: the list names another one, and that one writes nothing for it."""
+def test_replaced_owner_answers_no_read_barrier() -> None:
+    """LS14: the list names the new owner, which writes no entry for a read barrier."""
 
     async def story(scene: Scene) -> None:
         first = await (await scene.server("s1")).open()
@@ -648,7 +648,7 @@ def test_owner_that_was_replaced_answers_no_barrier_that_reads() -> None:
         assert await first.run(first.owner.read_barrier()) == 1
         log = await (await scene.server("s2")).open()
         await log.append(b"b")
-        assert first.owner.failure is None  # It does not know.
+        assert first.owner.failure is None  # It has not noticed the take-over.
         await refused(first.run(first.owner.read_barrier()), OwnerChanging)
         assert [await log.run(log.owner.read_barrier()) for _ in range(5)] == [2] * 5
         await first.run(first.owner.ended())
@@ -659,8 +659,8 @@ def test_owner_that_was_replaced_answers_no_barrier_that_reads() -> None:
     play(story)
 
 
-def test_what_an_owner_that_was_replaced_would_refuse_is_no_answer() -> None:
-    """LS4: its tail is not where it is expected, but that of the log is; and of a gap it knows nothing."""
+def test_replaced_owner_does_not_send_its_refusals() -> None:
+    """LS4: the refusals would be wrong, since the new owner has appended the missing batch."""
 
     async def story(scene: Scene) -> None:
         first = await (await scene.server("s1")).open()
@@ -680,8 +680,8 @@ def test_what_an_owner_that_was_replaced_would_refuse_is_no_answer() -> None:
     play(story)
 
 
-def test_what_will_always_be_true_is_answered_without_a_barrier() -> None:
-    """LS4: that a batch is in the log, and that an epoch is gone."""
+def test_permanent_facts_are_answered_without_a_barrier() -> None:
+    """LS4: for example that a batch is in the log, or that an epoch is fenced."""
 
     async def story(scene: Scene) -> None:
         log = await (await scene.server("s1")).open()
@@ -700,7 +700,7 @@ def test_what_will_always_be_true_is_answered_without_a_barrier() -> None:
     play(story)
 
 
-def test_who_heard_that_the_log_is_sealed_is_right_for_ever() -> None:
+def test_reported_seal_survives_the_death_of_the_owner() -> None:
     """LS4: the seal is in the log before it is in the list, and its owner dies in between."""
 
     async def story(scene: Scene) -> None:
@@ -725,8 +725,8 @@ def test_who_heard_that_the_log_is_sealed_is_right_for_ever() -> None:
     play(story)
 
 
-def test_a_log_whose_ledger_is_gone_says_so() -> None:
-    """LS2: never does a log go on as if there had been nothing."""
+def test_log_with_a_missing_ledger_fails_to_open() -> None:
+    """LS2: a log never continues as if its lost records had not existed."""
 
     async def story(scene: Scene) -> None:
         first = await (await scene.server("s1")).open()
@@ -739,7 +739,7 @@ def test_a_log_whose_ledger_is_gone_says_so() -> None:
     play(story)
 
 
-def test_a_log_is_given_up_in_time_though_the_metadata_store_is_away() -> None:
+def test_close_without_the_metadata_store_ends_within_30_seconds() -> None:
     async def story(scene: Scene) -> None:
         log = await (await scene.server("s1")).open()
         await log.append(b"a")

@@ -1,8 +1,8 @@
 """An owner dies between any two steps: LS1 to LS6.
 
-A step is a message to a bookie or a question to the metadata store. The owner does all that owners do;
-at one of its steps its process is killed, or nothing that it says is heard any more and it is killed
-soon. Then another server takes the log over, and the client sends everything again, as clients do.
+A step is a message to a bookie or a request to the metadata store. The owner runs through all of its
+operations; at one step its process is killed, or its messages are lost and it is killed soon after.
+Then another server takes the log over, and the client sends everything again.
 """
 
 import asyncio
@@ -26,11 +26,11 @@ def ref(seq: int) -> ProducerRef:
 
 
 class Life:
-    """What an owner does in its life, with what its client got."""
+    """The operations of an owner, and the acks that its client received."""
 
     def __init__(self, scene: Scene) -> None:
         self.scene = scene
-        self.acked: dict[int, int] = {}  # Offsets, by number.
+        self.acked: dict[int, int] = {}  # Offsets by batch number.
         self.was_sealed = False
 
     async def live(self) -> None:
@@ -57,12 +57,12 @@ class Life:
             await self.scene.within(each.answer)
 
     def _note(self, number: int, answer: "asyncio.Future[AppendAck]") -> None:
-        if not answer.cancelled():  # As all are that are still waited for when it dies.
+        if not answer.cancelled():  # Pending appends are cancelled when the owner dies.
             self.acked[number] = answer.result().first_offset
 
 
 def run(die_at: int, seed: int, *, is_cut_first: bool = False) -> int:
-    """How many steps there were. Cut off first, it hears answers for a while, and acts on them."""
+    """Returns the number of steps. With `is_cut_first` the owner still receives responses for a while."""
     steps = 0
 
     async def story(scene: Scene) -> None:
@@ -120,7 +120,7 @@ async def _take_over(scene: Scene, life: Life) -> None:
     assert await scene.values() == VALUES[: len(offsets)]
     listed = (await scene.stored()).list
     assert (listed.state is ListedLogState.SEALED) >= life.was_sealed
-    # What is not listed is condemned: nothing that bookies keep is forgotten.
+    # Every listed segment still has its ledger.
     kept = {each async for each in scene.ledgers.list()}
     assert kept >= {segment.ledger_id for segment in listed.segments}
 
@@ -129,7 +129,7 @@ STEPS: Final = 10
 
 
 @pytest.mark.parametrize("part", range(STEPS))
-def test_an_owner_dies_at_any_step(part: int) -> None:
+def test_owner_death_at_any_step_loses_no_acked_append(part: int) -> None:
     last = run(NEVER, seed=part)
     for die_at in range(1 + part, last + 1, STEPS):
         run(die_at, seed=part)

@@ -1,4 +1,4 @@
-"""LS4, LS11: what may have become of a log while its owner waited, and how long a list may grow."""
+"""LS4, LS11: changes of a log while its owner waits, and bounds of lists and take-overs."""
 
 import asyncio
 from dataclasses import replace
@@ -24,17 +24,17 @@ def ref(seq: int) -> ProducerRef:
     return ProducerRef(b"p", 0, seq)
 
 
-# --- What was read before a wait -------------------------------------------------------------------
+# --- Changes during a wait -------------------------------------------------------------------
 
 
 def test_seal_whose_last_block_is_appended_yields_to_the_hand_over() -> None:
-    """LS4: between the answer to the block and the seal the log may have been given up."""
+    """LS4: the log may be handed over between the append of the last block and the seal."""
 
     async def story(scene: Scene) -> None:
         log = await (await scene.server("s1")).open()
         await log.append(b"a", producer=ref(0))
         scene.set_bookies(delay_s=0.05)
-        pending = log.begin(b"b", producer=ref(1))  # What the answer has to wait for.
+        pending = log.begin(b"b", producer=ref(1))  # The seal has to wait for this append.
         sealing = log.server.begin(log.owner.seal(*block_of(b"a", producer=ref(0))))
         await asyncio.sleep(0)
         closing = log.server.begin(log.owner.close("test"))
@@ -47,10 +47,10 @@ def test_seal_whose_last_block_is_appended_yields_to_the_hand_over() -> None:
     play(story)
 
 
-def test_a_log_is_sealed_though_a_snapshot_takes_the_last_room(
+def test_seal_succeeds_when_a_snapshot_fills_the_window(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its last block is in the log by then: "nothing was done" would be a lie."""
+    """The last block is in the log by then, so a refusal would be wrong."""
     monkeypatch.setattr(owner_scene, "FAST", replace(owner_scene.FAST, writer_window_entries=10))
     monkeypatch.setattr(roll_rules, "_SNAPSHOT_ENTRIES", 11)
     monkeypatch.setattr(roll_rules, "_SNAPSHOT_SHARE", 0)
@@ -69,8 +69,8 @@ def test_a_log_is_sealed_though_a_snapshot_takes_the_last_room(
     play(story)
 
 
-def test_who_truncates_when_the_owner_is_lost_hears_of_it() -> None:
-    """It is lost in the very turn in which the roll is over that the truncation has waited for."""
+def test_truncation_fails_if_the_owner_is_lost_during_its_roll() -> None:
+    """The owner is lost in the same event-loop turn in which the roll ends."""
 
     async def story(scene: Scene) -> None:
         log = await (await scene.server("s1")).open()
@@ -91,8 +91,8 @@ def test_who_truncates_when_the_owner_is_lost_hears_of_it() -> None:
     play(story)
 
 
-def test_beyond_its_tail_is_no_answer_of_an_owner_that_was_replaced() -> None:
-    """LS4: the newer owner's tail lies further on."""
+def test_truncation_beyond_a_replaced_owners_tail_reports_owner_lost() -> None:
+    """LS4: the tail of the newer owner is higher."""
 
     async def story(scene: Scene) -> None:
         first = await (await scene.server("s1")).open()
@@ -107,8 +107,8 @@ def test_beyond_its_tail_is_no_answer_of_an_owner_that_was_replaced() -> None:
     play(story)
 
 
-def test_log_lost_during_its_hand_over_is_handed_over_all_the_same() -> None:
-    """A waiter for that is not cancelled with what is under way."""
+def test_hand_over_completes_if_the_log_is_lost_during_it() -> None:
+    """Waiting for the hand-over must not be cancelled with the pending work."""
 
     async def story(scene: Scene) -> None:
         log = await (await scene.server("s1")).open()
@@ -126,7 +126,7 @@ def test_log_lost_during_its_hand_over_is_handed_over_all_the_same() -> None:
     play(story)
 
 
-def test_who_rolls_a_log_that_is_lost_hears_of_it() -> None:
+def test_roll_of_a_lost_log_fails_with_owner_lost() -> None:
     async def story(scene: Scene) -> None:
         log = await (await scene.server("s1")).open()
         ack = await log.append(b"a")
@@ -142,7 +142,7 @@ def test_who_rolls_a_log_that_is_lost_hears_of_it() -> None:
     play(story)
 
 
-def test_who_seals_a_log_that_is_lost_is_not_told_that_nothing_was_done() -> None:
+def test_seal_of_a_lost_log_fails_with_owner_lost() -> None:
     """The seal, and the block before it, are in the log; the list does not say so yet."""
 
     async def story(scene: Scene) -> None:
@@ -192,10 +192,10 @@ def test_log_with_too_many_segments_stops_rolling_and_can_be_truncated(
     play(story)
 
 
-def test_a_log_that_gets_nothing_but_barriers_stays_short_to_take_over(
+def test_log_with_only_control_entries_gets_snapshots_and_rolls(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """LS11: entries without a record are written for requests for the tail, or for an epoch."""
+    """LS11: barriers and writer epochs write entries without records."""
     monkeypatch.setattr(roll_rules, "_SNAPSHOT_ENTRIES", 16)
     monkeypatch.setattr(roll_rules, "_SNAPSHOT_SHARE", 0)
 
@@ -218,7 +218,7 @@ def test_a_log_that_gets_nothing_but_barriers_stays_short_to_take_over(
     play(story, config=LogConfig(roll_entries=64))
 
 
-def test_a_time_is_found_behind_many_entries_without_a_record(
+def test_time_is_found_after_many_entries_without_records(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     reads: list[EntryId] = []
@@ -246,8 +246,8 @@ def test_a_time_is_found_behind_many_entries_without_a_record(
     play(story, config=LogConfig())
 
 
-def test_a_hand_over_that_ends_by_a_bug_leaves_no_owner(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It took nothing more, and neither its waiters nor its server got an error."""
+def test_failed_hand_over_leaves_no_owner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the owner takes nothing more, and neither its waiters nor its server get an error."""
 
     async def story(scene: Scene) -> None:
         server = await scene.server("s1")

@@ -1,4 +1,4 @@
-"""Readers go through a log from any server, whatever becomes of it, and never in silence."""
+"""Readers read a log from any server through rolls, take-overs and truncation, with heartbeats."""
 
 import asyncio
 import math
@@ -78,7 +78,7 @@ async def fill(server: Serving, log: LogName, count: int, first: int = 0) -> Non
 
 
 async def take(events: AsyncIterator[words.ReadEvent], count: int) -> list[bytes]:
-    """The next `count` records, whatever other events come in between."""
+    """The next `count` records; other events are skipped."""
     values: list[bytes] = []
     while len(values) < count:
         event = await anext(events)
@@ -103,7 +103,7 @@ def test_a_log_is_read_across_segments_from_any_server() -> None:
         await scene.nodes.ensure(log, QUICK_ROLLS)
         await fill(a, log, 100)
         assert len((await scene.stored(log)).list.segments) > 5
-        await asyncio.sleep(0.1)  # Bookies hear of the last one by itself.
+        await asyncio.sleep(0.1)  # Bookies learn by now that the last entry is confirmed.
         for server in (a, b):
             assert await server.read_all(log) == numbers(100)
             for first in (1, 50, 99, 100):
@@ -112,8 +112,8 @@ def test_a_log_is_read_across_segments_from_any_server() -> None:
     play(story)
 
 
-def test_what_is_appended_comes_to_every_server_without_anything_behind_it() -> None:
-    """Bookies hear of the last entry without a later one (WR7)."""
+def test_append_reaches_readers_on_every_server_without_a_later_one() -> None:
+    """Bookies learn that the last entry is confirmed without a later one (WR7)."""
 
     async def story(scene: Scene) -> None:
         a, b = await start_all(scene, "a", "b")
@@ -135,7 +135,7 @@ def test_what_is_appended_comes_to_every_server_without_anything_behind_it() -> 
     play(story)
 
 
-def test_a_reader_goes_on_through_take_overs() -> None:
+def test_reader_continues_through_take_overs() -> None:
     async def story(scene: Scene) -> None:
         a, b, c = await start_all(scene, "a", "b", "c")
         log = log_suggested_to(a)
@@ -154,7 +154,7 @@ def test_a_reader_goes_on_through_take_overs() -> None:
     play(story)
 
 
-def test_who_reads_from_the_owner_s_memory_is_told_where_it_went() -> None:
+def test_transfer_sends_readers_to_the_new_owner() -> None:
     async def story(scene: Scene) -> None:
         a, b = await start_all(scene, "a", "b")
         log = await make_log(scene, log_suggested_to(a))
@@ -210,7 +210,7 @@ def test_reader_too_slow_for_the_owners_memory_lags_and_catches_up() -> None:
 
 
 def test_last_records_of_a_dead_owner_are_read_without_new_appends() -> None:
-    """No bookie tells of it before somebody recovers the ledger."""
+    """Bookies do not report the last record before the ledger is recovered."""
 
     async def story(scene: Scene) -> None:
         a, b, c = await start_all(scene, "a", "b", "c")
@@ -234,14 +234,14 @@ def test_last_records_of_a_dead_owner_are_read_without_new_appends() -> None:
 
 
 async def take_from(log: LogName, owner: Serving, heir: Serving) -> None:
-    """As if the heir had found connections to it refused; the owner lives, and nobody tells it."""
+    """The heir takes the log over; the owner is alive and is not notified."""
     heir.do(heir.log_server._start, log, _Grounds("the test says so"))
     await heir.append(log, b"heir's")
     assert owner.log_server.find(log) is not None
 
 
-def test_a_reader_at_an_owner_that_was_replaced_is_told_where_it_went() -> None:
-    """SV6: nobody appends there any more, so nothing else would tell."""
+def test_reader_at_a_replaced_owner_gets_the_new_owners_address() -> None:
+    """SV6: without appends, only the owner's own checks notice the replacement."""
 
     async def story(scene: Scene) -> None:
         a, b = await start_all(scene, "a", "b", rebalance_after_s=1000.0)
@@ -260,7 +260,7 @@ def test_a_reader_at_an_owner_that_was_replaced_is_told_where_it_went() -> None:
 
 
 def test_reader_that_starts_at_a_replaced_owner_sees_the_new_owners_log() -> None:
-    """SV6: a lease behind at most."""
+    """SV6: at most one lease after the take-over."""
 
     async def story(scene: Scene) -> None:
         a, b = await start_all(scene, "a", "b", rebalance_after_s=1000.0)
@@ -276,7 +276,7 @@ def test_reader_that_starts_at_a_replaced_owner_sees_the_new_owners_log() -> Non
 
 
 def test_owner_of_a_silent_log_is_read_without_the_metadata_store() -> None:
-    """SV6: bookies can tell, too."""
+    """SV6: bookies can confirm the ownership, too."""
 
     async def story(scene: Scene) -> None:
         (a,) = await start_all(scene, "a", lease_s=60.0)
@@ -291,7 +291,7 @@ def test_owner_of_a_silent_log_is_read_without_the_metadata_store() -> None:
 
 
 def test_reader_gets_records_from_the_owner_without_list_or_bookies() -> None:
-    """SV6, RL3: the reader gets what is known, in time; a request alone is no use of the log."""
+    """SV6, RL3: known records arrive in time; a read alone does not reset the idle time."""
 
     async def story(scene: Scene) -> None:
         (a,) = await start_all(scene, "a", lease_s=60.0)
@@ -329,13 +329,13 @@ def test_reader_gets_records_from_the_owner_without_list_or_bookies() -> None:
 
 
 def log_heir(log: LogName, *servers: Serving) -> Serving:
-    """Who is suggested when the first choice is gone."""
+    """The server that is suggested when the first choice is gone."""
     suggestions = servers[0].log_server.membership.suggestions
     name = suggestions.ranked(shard_of(log))[1]
     return next(each for each in servers if each.name == name)
 
 
-def test_a_sealed_log_has_an_end() -> None:
+def test_readers_of_a_sealed_log_end_at_its_tail() -> None:
     async def story(scene: Scene) -> None:
         a, b = await start_all(scene, "a", "b")
         log = await make_log(scene, log_suggested_to(a))
@@ -353,7 +353,7 @@ def test_a_sealed_log_has_an_end() -> None:
                 with pytest.raises(StopAsyncIteration):
                     await anext(events)
             assert scene.world.now - sealed_at < 2.5
-        # A later reader waits for nothing.
+        # A later reader ends at once.
         came_at = scene.world.now
         for start in (Earliest(), at(3)):
             async with a.events(ReadStream(log, start)) as events:
@@ -363,7 +363,7 @@ def test_a_sealed_log_has_an_end() -> None:
     play(story)
 
 
-def test_who_starts_below_the_head_is_told_so_or_skips_what_is_gone() -> None:
+def test_reader_below_the_head_gets_truncated_or_a_gap() -> None:
     async def story(scene: Scene) -> None:
         a, b = await start_all(scene, "a", "b")
         log = log_suggested_to(a)
@@ -384,7 +384,7 @@ def test_who_starts_below_the_head_is_told_so_or_skips_what_is_gone() -> None:
     play(story)
 
 
-def test_a_reader_under_whom_the_log_is_truncated_or_deleted_is_told_so() -> None:
+def test_reader_fails_when_its_log_is_truncated_or_deleted() -> None:
     async def story(scene: Scene) -> None:
         a, b = await start_all(scene, "a", "b")
         log = log_suggested_to(a)
@@ -392,7 +392,7 @@ def test_a_reader_under_whom_the_log_is_truncated_or_deleted_is_told_so() -> Non
         await fill(a, log, 60)
         async with b.events(ReadStream(log, Earliest())) as events:
             await take(events, 1)
-            await asyncio.sleep(3.0)  # It has nothing read ahead any more.
+            await asyncio.sleep(3.0)  # The read-ahead is dropped by now.
             await a.ask(a.service.truncate(words.Truncate(log, at(50)), a.due()))
             error = await refused(take(events, 100), Truncated)
             assert error.ids["head"] == 50
@@ -405,7 +405,7 @@ def test_a_reader_under_whom_the_log_is_truncated_or_deleted_is_told_so() -> Non
     play(story)
 
 
-def test_a_reader_is_never_silent_and_says_what_it_waits_for() -> None:
+def test_reader_gets_progress_while_idle_and_while_bookies_hang() -> None:
     """RL3."""
 
     async def story(scene: Scene) -> None:
@@ -426,7 +426,7 @@ def test_a_reader_is_never_silent_and_says_what_it_waits_for() -> None:
                 asked_at = scene.world.now
                 try:
                     await anext(events)
-                except RollbookError:  # Where it is to start cannot be found out.
+                except RollbookError:  # The start offset cannot be looked up.
                     break
                 assert scene.world.now - asked_at < 2.5
         scene.set_bookies(is_hung=False)
@@ -434,7 +434,7 @@ def test_a_reader_is_never_silent_and_says_what_it_waits_for() -> None:
     play(story)
 
 
-def test_a_reader_waits_out_bookies_that_hang_and_tells_the_lag_meanwhile() -> None:
+def test_reader_reports_lag_while_bookies_hang_and_then_continues() -> None:
     async def story(scene: Scene) -> None:
         a, b = await start_all(scene, "a", "b")
         log = log_suggested_to(a)
@@ -442,7 +442,7 @@ def test_a_reader_waits_out_bookies_that_hang_and_tells_the_lag_meanwhile() -> N
         await fill(a, log, 40)
         async with b.events(ReadStream(log, Earliest(), heartbeat_ms=1000)) as events:
             await take(events, 1)
-            await asyncio.sleep(3.0)  # It has nothing read ahead any more.
+            await asyncio.sleep(3.0)  # The read-ahead is dropped by now.
             scene.set_bookies(is_hung=True)
             for _ in range(10):
                 asked_at = scene.world.now
@@ -451,7 +451,7 @@ def test_a_reader_waits_out_bookies_that_hang_and_tells_the_lag_meanwhile() -> N
                 if isinstance(event, Progress) and event.waits_for is WaitsFor.REPLICA:
                     break
             else:
-                pytest.fail("it does not say what it waits for")
+                pytest.fail("no event says that the reader waits for a replica")
             assert event.lag_records > 0
             assert event.lag_bytes > 0
             scene.set_bookies(is_hung=False)
@@ -461,7 +461,7 @@ def test_a_reader_waits_out_bookies_that_hang_and_tells_the_lag_meanwhile() -> N
     play(story)
 
 
-def test_what_nobody_takes_is_not_held() -> None:
+def test_read_ahead_is_dropped_for_a_stalled_reader() -> None:
     """RL4."""
 
     async def story(scene: Scene) -> None:
@@ -474,9 +474,9 @@ def test_what_nobody_takes_is_not_held() -> None:
 
         def noted(self: LogReader, *arguments: object, **more: object) -> None:
             made.append(self)
-            original(self, *arguments, **more)  # type: ignore[arg-type]  # As they came.
+            original(self, *arguments, **more)  # type: ignore[arg-type]  # Passed on unchanged.
 
-        LogReader.__init__ = noted  # type: ignore[method-assign]  # For a moment.
+        LogReader.__init__ = noted  # type: ignore[method-assign]  # For this test only.
         try:
             async with b.events(ReadStream(log, Earliest())) as events:
                 values = await take(events, 1)
@@ -486,12 +486,12 @@ def test_what_nobody_takes_is_not_held() -> None:
                 values += await take(events, 100 - len(values))
                 assert values == numbers(100)
         finally:
-            LogReader.__init__ = original  # type: ignore[method-assign]  # As it was.
+            LogReader.__init__ = original  # type: ignore[method-assign]  # Restored.
 
     play(story)
 
 
-def test_positions_are_found_alike_by_every_server() -> None:
+def test_positions_resolve_equally_on_every_server() -> None:
     async def story(scene: Scene) -> None:
         a, b = await start_all(scene, "a", "b")
         log = log_suggested_to(a)
@@ -520,14 +520,14 @@ def test_positions_are_found_alike_by_every_server() -> None:
             await refused(server.read_all(log, at(61)), beyond)
             await refused(found(server, at(61)), beyond)
             assert await found(server, at(60)) == 60
-            assert await found(server, at(3)) == 3  # Truncated: for readers to hear.
+            assert await found(server, at(3)) == 3  # Below the head: reading there reports it.
             await refused(server.read_all(LogName("test", "none")), NoSuchLog)
 
     play(story)
 
 
-def test_what_was_acked_just_now_is_found_by_its_time() -> None:
-    """Bookies hear of it only a while later: a tail that began behind it would never tell of it."""
+def test_just_acked_record_is_found_by_its_time() -> None:
+    """Bookies report a record only later; a reader that starts after it would miss it."""
 
     async def story(scene: Scene) -> None:
         a, b = await start_all(scene, "a", "b")
@@ -553,8 +553,8 @@ def test_what_was_acked_just_now_is_found_by_its_time() -> None:
     play(story)
 
 
-def test_the_time_of_the_last_record_is_no_barriers() -> None:
-    """At its owner and elsewhere; behind other entries, a roll, and for the next owner, too."""
+def test_last_record_time_ignores_control_entries() -> None:
+    """At the owner and another server; after barriers, after a roll, and from the next owner."""
 
     async def story(scene: Scene) -> None:
         a, b = await start_all(scene, "a", "b")
@@ -566,7 +566,7 @@ def test_the_time_of_the_last_record_is_no_barriers() -> None:
 
         async def told() -> list[int]:
             times = [await last_time(a, each) for each in Consistency]
-            await asyncio.sleep(2.0)  # Till bookies have heard of all.
+            await asyncio.sleep(2.0)  # Until bookies know that all entries are confirmed.
             return [*times, await last_time(b, Consistency.CACHED)]
 
         assert await told() == [0] * (len(Consistency) + 1)
@@ -581,19 +581,19 @@ def test_the_time_of_the_last_record_is_no_barriers() -> None:
 
         async def watched() -> int:
             async for tail in b.service.watch_tail(words.WatchTail(log)):
-                if tail.timestamp_us:  # It takes a search; the tail does not wait for it.
+                if tail.timestamp_us:  # The time needs a search, and the tail does not wait for it.
                     return tail.timestamp_us
-            raise AssertionError("it never ends")
+            raise AssertionError("the watch ended")
 
         assert await b.ask(watched()) == appended_us
 
     play(story)
 
 
-def test_a_tail_that_is_known_does_not_wait_for_a_time_that_is_not(
+def test_known_tail_does_not_wait_for_an_unknown_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """GetTail took all the time that it had; one watcher searched bookies a hundred times a second."""
+    """An unknown time must neither delay GetTail nor be searched for at every poll."""
     searched_s: list[float] = []
 
     async def story(scene: Scene) -> None:
@@ -610,7 +610,7 @@ def test_a_tail_that_is_known_does_not_wait_for_a_time_that_is_not(
         log = await make_log(scene, log_suggested_to(a))
         await a.append(log, b"0")
         await a.ask(a.service.transfer_log(words.TransferLog(log, "b"), a.due()))
-        await asyncio.sleep(2.0)  # Till bookies have heard of all.
+        await asyncio.sleep(2.0)  # Until bookies know that all entries are confirmed.
         for consistency in (Consistency.COMMITTED, Consistency.BARRIER):
             asked = words.GetTail(log, consistency)
             tail = await b.ask(b.service.get_tail(asked, b.due(0.6)))
@@ -637,15 +637,15 @@ def test_a_tail_that_is_known_does_not_wait_for_a_time_that_is_not(
     play(story)
 
 
-def test_a_log_has_its_size_before_a_segment_is_closed() -> None:
-    """It tells what truncation frees, too, and what stays since it lies beside what is kept."""
+def test_size_of_an_open_segment_is_reported() -> None:
+    """Truncation also reports the bytes that it frees, and those of cut segments that it keeps."""
 
     async def story(scene: Scene) -> None:
         a, b = await start_all(scene, "a", "b")
         log = await make_log(scene, log_suggested_to(a))
         for _ in range(10):
             await a.append(log, bytes(1000))
-        await asyncio.sleep(2.0)  # Till bookies have heard of all.
+        await asyncio.sleep(2.0)  # Until bookies know that all entries are confirmed.
 
         async def sizes(server: Serving) -> list[tuple[int, int]]:
             request = words.ListSegments(log)
@@ -676,7 +676,7 @@ def test_a_log_has_its_size_before_a_segment_is_closed() -> None:
     play(story)
 
 
-def test_bounded_reads_end_where_they_were_told_to() -> None:
+def test_bounded_reads_stop_at_their_bounds() -> None:
     async def story(scene: Scene) -> None:
         a, b = await start_all(scene, "a", "b")
         log = log_suggested_to(a)
@@ -693,7 +693,7 @@ def test_bounded_reads_end_where_they_were_told_to() -> None:
                 assert await until(events, Stopped) == Stopped(offset(20))
             for at_tail in (AtTail.STOP, AtTail.STOP_AT_BARRIER):
                 if at_tail is AtTail.STOP_AT_BARRIER and server is b:
-                    continue  # Which is for its owner to say.
+                    continue  # Only the owner can confirm a barrier.
                 request = ReadStream(log, at(15), until_offset=offset(18), at_tail=at_tail)
                 async with server.events(request) as events:
                     begins = await anext(events)
@@ -715,12 +715,12 @@ def test_bounded_reads_end_where_they_were_told_to() -> None:
         for server in (a, b):
             request = ReadStream(log, Earliest(), until_offset=offset(5))
             async with server.events(request) as events:
-                assert await anext(events) == Stopped(offset(10))  # Nothing is left of it.
+                assert await anext(events) == Stopped(offset(10))  # The whole range is truncated.
 
     play(story)
 
 
-def test_a_read_waits_for_something_to_read() -> None:
+def test_read_waits_for_a_record_or_its_time_limit() -> None:
     async def story(scene: Scene) -> None:
         a, b = await start_all(scene, "a", "b")
         log = await make_log(scene, log_suggested_to(a))
@@ -743,8 +743,8 @@ def test_a_read_waits_for_something_to_read() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_whatever_happens_readers_see_each_record_once_and_in_order(seed: int) -> None:
-    """RL1, RL5: rolls, take-overs, truncation; readers on every server, from the head on."""
+def test_random_failures_keep_each_record_read_once_and_in_order(seed: int) -> None:
+    """RL1, RL5: through rolls, take-overs and truncation; three readers start at the head."""
 
     async def story(scene: Scene) -> None:
         chance = scene.world.random("story")
@@ -763,7 +763,7 @@ def test_whatever_happens_readers_see_each_record_once_and_in_order(seed: int) -
                 await asyncio.sleep(chance.uniform(0, 0.02))
 
         async def read() -> int:
-            """From the head on, on the server that is never killed, also when the log moves away from it."""
+            """Reads from the head on the server that is never killed, and resumes when the log moves."""
             position: Offset | None = None
             while not is_done or (position or 0) < written:
                 start = Earliest() if position is None else at(position)
@@ -773,7 +773,7 @@ def test_whatever_happens_readers_see_each_record_once_and_in_order(seed: int) -
             return position or 0
 
         async def read_on(events: AsyncIterator[ReadEvent], position: Offset) -> Offset:
-            """To the end of the stream, or until there is nothing more to come."""
+            """Reads to the end of the stream, or until all written records are read."""
             while not is_done or position < written:
                 event = await anext(events)
                 if isinstance(event, Gap):
@@ -815,15 +815,15 @@ def test_whatever_happens_readers_see_each_record_once_and_in_order(seed: int) -
     play(story, seed=seed)
 
 
-def test_a_reader_that_is_cancelled_while_it_leaves_a_ledger_has_left_it() -> None:
-    """A request in the moment in which the read-ahead is dropped keeps it."""
+def test_reader_cancelled_while_leaving_a_ledger_stops_it() -> None:
+    """A cancelled request must not keep the ledger whose read-ahead is being dropped."""
 
     async def story(scene: Scene) -> None:
         a, b = await start_all(scene, "a", "b")
         log = log_suggested_to(a)
         await scene.nodes.ensure(log, LogConfig())
         for _ in range(24):
-            await a.append(log, bytes(100_000))  # More than is read at a time.
+            await a.append(log, bytes(100_000))  # More than one read fetches.
         reads = b.service._reads
 
         async def read() -> None:

@@ -1,4 +1,4 @@
-"""Logs whose written segment has lost a seat begin a new one (LS16), in the simulator."""
+"""Logs whose open segment has a vacant seat roll to a new one (LS16), in the simulator."""
 
 import asyncio
 from typing import Final
@@ -17,7 +17,7 @@ LARGE: Final = LogConfig(roll_entries=10_000)
 
 
 async def _format(scene: Scene, name: str, held: Held) -> None:
-    """It comes back whole, and refuses the writers of all ledgers that there are."""
+    """The bookie comes back formatted and refuses the writers of all existing ledgers."""
     writing = held.owner.list.segments[-1].ledger_id + 1
     scene.bookies[name].format(writing)
     properties = {WRITERS_FROM: str(writing)}
@@ -28,15 +28,15 @@ async def _format(scene: Scene, name: str, held: Held) -> None:
 
 
 def _copies(scene: Scene, ledger_id: int) -> int:
-    """Of its last entry."""
+    """Counts the copies of the ledger's last entry."""
     shelves = [each.shelves.get(ledger_id) for each in scene.bookies.values()]
     held = [max(shelf.entries) for shelf in shelves if shelf is not None and shelf.entries]
     return held.count(max(held))
 
 
 @pytest.mark.parametrize("is_written", [True, False])
-def test_a_log_leaves_a_segment_that_a_formatted_bookie_refuses(*, is_written: bool) -> None:
-    """LS16: three bookies, so no other one can take the seat; the log is written or at rest."""
+def test_log_rolls_when_a_formatted_bookie_refuses_its_segment(*, is_written: bool) -> None:
+    """LS16: with three bookies no other one can take the seat; the log is written or idle."""
 
     async def story(scene: Scene) -> None:
         held = await (await scene.server("s1")).open()
@@ -58,14 +58,14 @@ def test_a_log_leaves_a_segment_that_a_formatted_bookie_refuses(*, is_written: b
         assert not held.owner.lacking_seats
         assert held.owner.list.segments[0].ledger_id == old.ledger_id
         await asyncio.sleep(60)
-        assert len(held.owner.list.segments) == 2, "it rolls for nothing"
+        assert len(held.owner.list.segments) == 2, "a needless roll"
         await held.close()
 
     play(story, bookies=THREE, config=LARGE)
 
 
-def test_it_stays_while_no_full_ensemble_can_be_had() -> None:
-    """LS16: no ledger is made in vain."""
+def test_log_does_not_roll_without_a_full_ensemble() -> None:
+    """LS16: no ledger is made and then dropped."""
 
     async def story(scene: Scene) -> None:
         held = await (await scene.server("s1")).open()
@@ -83,7 +83,7 @@ def test_it_stays_while_no_full_ensemble_can_be_had() -> None:
     play(story, bookies=THREE, config=LARGE)
 
 
-def test_a_bookie_that_is_away_for_a_moment_moves_nothing() -> None:
+def test_short_bookie_outage_causes_no_roll() -> None:
     """LS16."""
 
     async def story(scene: Scene) -> None:
@@ -105,7 +105,7 @@ def test_a_bookie_that_is_away_for_a_moment_moves_nothing() -> None:
 
 
 def test_bookie_that_responds_but_takes_no_entry_causes_no_loop_of_rolls() -> None:
-    """LS16: it is in each new segment, too, so these become rare."""
+    """LS16: each new segment would include it, so rolls become rare."""
 
     async def story(scene: Scene) -> None:
         held = await (await scene.server("s1")).open()

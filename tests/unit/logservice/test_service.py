@@ -1,4 +1,4 @@
-"""The service as its doors see it, over real bookies: create, append, read, tail, truncate."""
+"""The log service as network fronts call it, over real bookies: create, append, read, tail."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -43,7 +43,7 @@ def values_of(blocks: tuple[bytes, ...], start: int, end: int) -> list[bytes]:
     return found
 
 
-async def test_from_create_to_tail(cluster: LogCluster) -> None:
+async def test_create_append_read_and_tail(cluster: LogCluster) -> None:
     service = (await cluster.start_server("a")).service
     state = await service.ensure_log(messages.EnsureLog(ORDERS, LogConfig()), due())
     assert state.was_created
@@ -75,7 +75,7 @@ async def test_from_create_to_tail(cluster: LogCluster) -> None:
 async def test_a_range_of_closed_segments_is_read_without_asking_the_owner(
     cluster: LogCluster,
 ) -> None:
-    """Where replays are spread over servers, each stream cost the owner a question."""
+    """Otherwise each stream of a replay spread over servers would cost the owner a request."""
     asked: list[messages.GetTail] = []
     ask_peer = cluster._ask_peer
 
@@ -84,7 +84,7 @@ async def test_a_range_of_closed_segments_is_read_without_asking_the_owner(
         return await ask_peer(request, address, due)
 
     cluster._ask_peer = ask  # type: ignore[method-assign,assignment]  # The test answers for the peer.
-    a = await cluster.start_server("a", rebalance_after_s=3600.0)  # It keeps the log.
+    a = await cluster.start_server("a", rebalance_after_s=3600.0)  # Server a keeps the log.
     await a.service.ensure_log(messages.EnsureLog(ORDERS), due())
     for first in (0, 10):
         await append(a.service, first, 10)

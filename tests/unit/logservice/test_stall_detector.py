@@ -1,4 +1,4 @@
-"""LS9: a process that stood still knows it before it does anything else."""
+"""LS9: a process detects that it was paused before it does anything else."""
 
 import asyncio
 
@@ -6,7 +6,7 @@ from rollbook.logservice.stall_detector import StallDetector
 from tests.simulation.kernel import Node, World
 
 
-def test_a_process_that_was_stopped_knows_it_at_once() -> None:
+def test_paused_process_counts_the_stall_at_once() -> None:
     world, seen = World(1), list[int]()
 
     async def live(node: Node) -> None:
@@ -31,7 +31,7 @@ def test_a_process_that_was_stopped_knows_it_at_once() -> None:
     assert seen == [0, 1, 1]
 
 
-def test_a_machine_that_slept_shows_on_the_wall_clock() -> None:
+def test_forward_jump_of_the_wall_clock_counts_as_a_stall() -> None:
     world = World(1)
 
     async def live(node: Node) -> None:

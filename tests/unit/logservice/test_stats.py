@@ -1,4 +1,4 @@
-"""What a server counts: the stages of its appends, what readers got, and which of them lag."""
+"""What a server counts: append stages, records sent to readers, and lags."""
 
 import asyncio
 
@@ -16,11 +16,11 @@ def counts(stats: LogStats) -> dict[str, int]:
     return {stage: stats.stages[stage].count for stage in STAGES}
 
 
-def test_every_append_has_its_stages_and_they_make_it_up() -> None:
+def test_append_stages_add_up_to_the_append_time() -> None:
     async def story(scene: Scene) -> None:
         (a,) = await start_all(scene, "a")
         log = await make_log(scene, log_suggested_to(a))
-        await a.append(log, b"one", b"two")  # It is opened for this one.
+        await a.append(log, b"one", b"two")  # This append opens the log.
         stats = a.service.stats
         stream = a.do(a.service.open_append_stream)
         a.do(
@@ -54,8 +54,8 @@ def test_every_append_has_its_stages_and_they_make_it_up() -> None:
     play(story)
 
 
-def test_an_append_counts_when_it_is_answered() -> None:
-    """An append whose caller left is not refused: it may be in the log."""
+def test_append_abandoned_by_its_caller_is_not_counted() -> None:
+    """It is not counted as refused either: it may be in the log."""
 
     async def story(scene: Scene) -> None:
         (a,) = await start_all(scene, "a")

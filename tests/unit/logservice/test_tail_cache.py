@@ -1,4 +1,4 @@
-"""LS11: the newest blocks in memory, which stays bounded with and without readers."""
+"""LS11: the newest blocks are kept in memory, which is bounded with and without readers."""
 
 import asyncio
 from typing import Final
@@ -20,7 +20,7 @@ def add(cache: TailCache, *sizes: int) -> None:
     cache.add(kept)
 
 
-def test_a_log_keeps_so_much_and_no_more() -> None:
+def test_cache_of_one_log_is_bounded() -> None:
     memory = TailMemory(10 * MIB)
     cache = TailCache(Offset(5), MIB, memory)
     for _ in range(100):
@@ -32,8 +32,8 @@ def test_a_log_keeps_so_much_and_no_more() -> None:
     assert cache.read(Offset(105), MIB) == ([], 105)
 
 
-def test_all_logs_together_keep_so_much_and_no_more() -> None:
-    """Of those that have no more than a sixteenth the one that was appended to the longest ago gives first."""
+def test_caches_of_all_logs_together_are_bounded() -> None:
+    """Among logs with at most a sixteenth, the one whose last append is oldest is evicted first."""
     memory = TailMemory(MIB)
     caches = [TailCache(Offset(0), MIB, memory) for _ in range(20)]
     for cache in caches:
@@ -51,7 +51,7 @@ def test_all_logs_together_keep_so_much_and_no_more() -> None:
     assert memory.bytes == 0
 
 
-def test_busy_logs_take_nothing_from_quiet_ones() -> None:
+def test_busy_logs_evict_no_blocks_of_quiet_logs() -> None:
     memory = TailMemory(MIB)
     busy = [TailCache(Offset(0), MIB // 2, memory) for _ in range(2)]
     quiet = [TailCache(Offset(0), MIB // 2, memory) for _ in range(8)]
@@ -63,14 +63,14 @@ def test_busy_logs_take_nothing_from_quiet_ones() -> None:
         assert memory.bytes <= MIB
     assert [cache.start for cache in quiet] == [0] * 8
     assert sum(cache.bytes for cache in busy) > MIB // 2
-    assert abs(busy[0].bytes - busy[1].bytes) <= 102_000  # What one of them adds at a time.
+    assert abs(busy[0].bytes - busy[1].bytes) <= 102_000  # The bytes that one log adds at a time.
     for cache in (*busy, *quiet):
         cache.close(OwnerChanging())
     assert memory.bytes == 0
 
 
-def test_what_is_oldest_goes_first_and_a_log_keeps_a_sixteenth() -> None:
-    """When the log that held most always gave, two idle logs kept a third each for ever."""
+def test_oldest_blocks_are_evicted_first_down_to_a_sixteenth() -> None:
+    """Evicting from the largest log would let two idle logs keep a third each for ever."""
     memory = TailMemory(MIB)
     idle = [TailCache(Offset(0), MIB, memory) for _ in range(2)]
     for cache in idle:
@@ -86,7 +86,7 @@ def test_what_is_oldest_goes_first_and_a_log_keeps_a_sixteenth() -> None:
     assert all(share - 20_000 < cache.bytes <= share for cache in idle)
 
 
-def test_what_a_log_may_not_keep_takes_nothing_from_others() -> None:
+def test_log_over_its_own_limit_evicts_no_blocks_of_other_logs() -> None:
     memory = TailMemory(MIB)
     idle = TailCache(Offset(0), MIB, memory)
     add(idle, *[10_000] * 50)
@@ -97,7 +97,7 @@ def test_what_a_log_may_not_keep_takes_nothing_from_others() -> None:
     assert fast.bytes <= MIB // 2
 
 
-def test_one_log_has_all_of_it_while_no_other_needs_it() -> None:
+def test_single_active_log_uses_the_whole_memory() -> None:
     memory = TailMemory(MIB)
     first, second = (TailCache(Offset(0), MIB, memory) for _ in range(2))
     add(first, *[10_000] * 200)
@@ -109,14 +109,14 @@ def test_one_log_has_all_of_it_while_no_other_needs_it() -> None:
     assert second.bytes == memory.bytes > MIB - 20_000
 
 
-def test_a_block_larger_than_all_is_not_kept() -> None:
+def test_block_larger_than_the_cache_is_not_kept() -> None:
     cache = TailCache(Offset(0), 1000, TailMemory(MIB))
     add(cache, 2000)
     assert (cache.start, cache.tail) == (1, 1)
     assert cache.read(Offset(0), 10) is None
 
 
-def test_blocks_come_whole_as_many_as_fit_but_at_least_one() -> None:
+def test_read_returns_whole_blocks_and_at_least_one() -> None:
     cache = TailCache(Offset(0), MIB, TailMemory(MIB))
     cache.add([(Offset(0), Offset(10), b"a" * 10), (Offset(10), Offset(12), b"b" * 10)])
     assert cache.read(Offset(0), 1) == ([b"a" * 10], 10)
@@ -138,7 +138,7 @@ async def test_a_subscription_waits_reads_and_falls_behind() -> None:
     assert await reader.next(30, 1000) is None
 
 
-async def test_who_waits_is_told_of_the_end() -> None:
+async def test_closing_the_cache_fails_waiting_readers() -> None:
     cache = TailCache(Offset(0), 1000, TailMemory(MIB))
     waiting = asyncio.ensure_future(Subscription(cache, Offset(0)).next(30, 100))
     await asyncio.sleep(0)
@@ -147,7 +147,7 @@ async def test_who_waits_is_told_of_the_end() -> None:
         await waiting
 
 
-async def test_who_gives_up_waiting_leaves_nothing_behind() -> None:
+async def test_cancelled_wait_is_removed() -> None:
     cache = TailCache(Offset(0), 1000, TailMemory(MIB))
     waiting = asyncio.ensure_future(cache.grown(Offset(0), 30))
     await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""The tails of many logs, from log servers over real bookies: all at first, then changes, and no log opened."""
+"""Tails of many logs from log servers over real bookies: all at first, then changes; none is opened."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -27,7 +27,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[LogCluster]:
 
 
 class Watching:
-    """What a watcher of one server knows."""
+    """The tails that a watcher of one server has received."""
 
     def __init__(self, server: RunningServer, *prefixes: str, logs: tuple[LogName, ...] = ()):
         self.known: dict[LogName, words.TailOfLog] = {}
@@ -71,7 +71,7 @@ async def append(server: RunningServer, log: LogName, *values: bytes) -> words.A
     return await server.service.append(words.Append(log, pack_block(values)), due())
 
 
-async def test_of_thousands_of_logs_none_is_opened(cluster: LogCluster) -> None:
+async def test_watching_thousands_of_logs_opens_none(cluster: LogCluster) -> None:
     """TW1."""
     a = await cluster.start_server("a")
     names = [LogName("big", f"log-{number}") for number in range(COUNT)]
@@ -84,14 +84,14 @@ async def test_of_thousands_of_logs_none_is_opened(cluster: LogCluster) -> None:
     assert all(tail.is_exact and tail.uid for tail in known.values())
     assert (known[names[0]].tail, known[names[0]].owner) == (2, a.address)
     assert (known[names[1]].tail, known[names[1]].owner) == (0, "")
-    assert watching.messages < COUNT / 10  # Many in each.
+    assert watching.messages < COUNT / 10  # Each message carries many logs.
     assert a.server.opened == opened
     await append(a, names[0], b"z")
     assert (await watching.until_tail(names[0], 3)).timestamp_us > 0
     await watching.close()
 
 
-async def test_changes_of_logs_are_told(cluster: LogCluster) -> None:
+async def test_watcher_receives_log_changes(cluster: LogCluster) -> None:
     a = await cluster.start_server("a")
     one, two = LogName("ns", "one"), LogName("ns", "two")
     await make(a, one)
@@ -113,7 +113,7 @@ async def test_changes_of_logs_are_told(cluster: LogCluster) -> None:
     await watching.close()
 
 
-async def test_each_log_is_told_of_by_its_owner_and_whom_its_name_suggests(
+async def test_each_log_is_reported_by_its_owner_or_suggested_server(
     cluster: LogCluster,
 ) -> None:
     a, b = [await cluster.start_server(name) for name in "ab"]
@@ -134,26 +134,26 @@ async def test_each_log_is_told_of_by_its_owner_and_whom_its_name_suggests(
     moved = await of_b.until_tail(log, 2)
     assert (moved.is_exact, moved.owner) == (True, b.address)
     await of_a.until(lambda: of_a.known[log].owner == b.address)
-    assert not of_a.known[log].is_exact  # Its owner knows more.
+    assert not of_a.known[log].is_exact  # Only the owner's tail is exact.
     for each in (of_a, of_b):
         await each.close()
 
 
-async def test_of_a_log_whose_owner_died_it_is_said_that_more_may_be_there(
+async def test_tail_of_a_dead_owners_log_is_not_exact(
     cluster: LogCluster,
 ) -> None:
-    """TW1: looking changes nothing, also then."""
+    """TW1: watching does not change the stored list, even if the owner has died."""
     a = await cluster.start_server("a")
     log = LogName("ns", "log")
     await make(a, log)
     await append(a, log, b"x", b"y")
     await append(a, log, b"z")
-    a.server._owners[log].lose("it died")  # As a kill leaves its list.
+    a.server._owners[log].lose("it died")  # Leaves the list as a kill would.
     stored = await a.server.nodes.read(log)
     watching = Watching(a, logs=(log,))
     tail = (await watching.until_complete())[log]
     assert not tail.is_exact
-    await watching.until(lambda: watching.known[log].tail >= 2)  # As bookies say.
+    await watching.until(lambda: watching.known[log].tail >= 2)  # As bookies report.
     assert not watching.known[log].is_exact
     assert await a.server.nodes.read(log) == stored
     assert (await append(a, log, b"w")).first_offset == 3
@@ -161,10 +161,8 @@ async def test_of_a_log_whose_owner_died_it_is_said_that_more_may_be_there(
     await watching.close()
 
 
-async def test_a_scan_that_fails_is_made_again(
-    cluster: LogCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The metadata store did not answer in time, and no event says so: no watcher would ever have heard of all logs."""
+async def test_failed_scan_is_retried(cluster: LogCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The metadata store timed out during the scan. No event follows, so the scan must be retried."""
     a = await cluster.start_server("a")
     log = LogName("ns", "log")
     await make(a, log)
@@ -185,7 +183,7 @@ async def test_a_scan_that_fails_is_made_again(
     await watching.close()
 
 
-async def test_while_nobody_watches_nothing_runs(cluster: LogCluster) -> None:
+async def test_no_tasks_run_without_watchers(cluster: LogCluster) -> None:
     a = await cluster.start_server("a")
     log = LogName("ns", "log")
     await make(a, log)
@@ -203,6 +201,6 @@ async def test_while_nobody_watches_nothing_runs(cluster: LogCluster) -> None:
 
 
 def tasks_of_directories() -> list[str]:
-    """Others come and go meanwhile, such as those of a bookie's journal."""
+    """Only tasks of tail directories: tasks of a bookie's journal start and end at any time."""
     names = [getattr(task.get_coro(), "__qualname__", "") for task in asyncio.all_tasks()]
     return [name for name in names if "TailDirectory." in name]

@@ -1,4 +1,4 @@
-"""Truncation and deletion on real ledgers: what is gone, what stays, and who goes on where one died."""
+"""Truncation and deletion on real ledgers, also continued after the server that began them died."""
 
 from rollbook.logservice.core.ledger_list import ListedLogState, LogEvent
 from rollbook.logservice.ids import CursorName, LogName, Offset
@@ -25,7 +25,7 @@ EVENT = LogEvent("log_truncated", 1, reason="test")
 
 
 async def three_segments(scene: Scene) -> StoredLog:
-    """Closed at 2, 4 and 6; nobody owns the log."""
+    """Segments closed at 2, 4 and 6; the log has no owner."""
     owner = await (await scene.server("s1")).open()
     for number in range(3):
         await owner.append(b"%d" % (2 * number), b"%d" % (2 * number + 1))
@@ -53,9 +53,9 @@ def test_ledgers_below_the_head_are_deleted_and_forgotten() -> None:
         assert 0 < answer.kept_bytes < answer.freed_bytes
         assert stored.list.discarded == tuple(before[:2])
         assert stored.list.events[-1] == EVENT
-        assert await ledgers_of(scene) == before  # The server that did this died here …
+        assert await ledgers_of(scene) == before  # As if the server that truncated died here.
         stored = await delete_discarded(scene.ledgers, scene.nodes, await scene.stored())
-        assert await ledgers_of(scene) == before[2:]  # … and somebody went on.
+        assert await ledgers_of(scene) == before[2:]  # Another server continued.
         assert stored == await scene.stored()
         assert stored.list.discarded == ()
         assert await scene.values() == [b"4", b"5"]
@@ -63,7 +63,7 @@ def test_ledgers_below_the_head_are_deleted_and_forgotten() -> None:
     play(story)
 
 
-def test_a_plan_changes_nothing_and_names_what_stands_in_the_way() -> None:
+def test_truncation_plan_names_guards_and_changes_nothing() -> None:
     """LL6."""
 
     async def story(scene: Scene) -> None:
@@ -103,8 +103,8 @@ def test_a_plan_changes_nothing_and_names_what_stands_in_the_way() -> None:
     play(story)
 
 
-def test_a_ledger_that_is_anothers_is_forgotten_and_not_deleted() -> None:
-    """Metadata that was put back by hand may name what has been given to somebody else since."""
+def test_foreign_ledger_is_unlisted_and_not_deleted() -> None:
+    """Metadata restored by hand may name a ledger that belongs to another application by now."""
 
     async def story(scene: Scene) -> None:
         writer = await scene.ledgers.create(custom={"application": b"another"})
@@ -123,7 +123,7 @@ def test_a_ledger_that_is_anothers_is_forgotten_and_not_deleted() -> None:
     play(story)
 
 
-def test_what_cannot_be_fenced_now_is_deleted_later() -> None:
+def test_unfenceable_ledger_is_deleted_later() -> None:
     """LL3."""
 
     async def story(scene: Scene) -> None:
@@ -165,8 +165,8 @@ def test_a_deleted_log_keeps_its_ledgers_for_the_grace() -> None:
     play(story)
 
 
-def test_a_deleted_log_gives_its_name_away_and_keeps_its_ledgers() -> None:
-    """LL10: they are nobody's orphans, whatever became of the name, and go when the grace is over."""
+def test_deleted_log_keeps_its_ledgers_when_its_name_is_reused() -> None:
+    """LL10: its ledgers are no orphans during the grace, and are deleted after it."""
 
     async def orphans(scene: Scene) -> int:
         late_ms = scene.ledgers._clock.wall_us() // 1000 + 2 * YOUNG_MS
@@ -187,13 +187,13 @@ def test_a_deleted_log_gives_its_name_away_and_keeps_its_ledgers() -> None:
         assert (back.name, back.list.state) == (OTHER, ListedLogState.OPEN)
         assert back.list.segments == before.list.segments
         assert await scene.nodes.all_displaced() == []
-        assert await orphans(scene) == 0  # The ledgers bear the name of before.
+        assert await orphans(scene) == 0  # The ledgers' metadata still has the old name.
         assert len(await ledgers_of(scene)) == 3
         gone = await delete_log(scene.nodes, OTHER, 1000, EVENT)
         assert await free_log(scene.ledgers, scene.nodes, gone, now_us=1000)
         assert await ledgers_of(scene) == []
         assert await scene.nodes.displaced() == []
-        for _ in range(2):  # Twice displaced by the same name; the newest comes back where it was.
+        for _ in range(2):  # Two logs displaced from the same name.
             await delete_log(scene.nodes, LOG, 1000, EVENT)
             await scene.nodes.ensure(LOG, None)
         assert len(await scene.nodes.all_displaced()) == 2
@@ -204,8 +204,8 @@ def test_a_deleted_log_gives_its_name_away_and_keeps_its_ledgers() -> None:
     play(story)
 
 
-def test_a_log_whose_ledgers_go_does_not_come_back() -> None:
-    """LL10, between the steps of freeing it, too."""
+def test_log_with_condemned_ledgers_cannot_be_undeleted() -> None:
+    """LL10: also between the steps of freeing it."""
 
     async def story(scene: Scene) -> None:
         await three_segments(scene)
@@ -232,7 +232,9 @@ def test_a_marked_log_is_not_deleted() -> None:
         mark = CommitCursor(LOG, CursorName("snapshot"), Offset(0), is_protected=True)
         await scene.nodes.commit_cursor(mark)
         refusal = await refused(delete_log(scene.nodes, LOG, 0, EVENT), Guarded)
-        assert refusal.ids == {"log": str(LOG), "marks": ("snapshot",)}, "it is about no offset"
+        assert refusal.ids == {"log": str(LOG), "marks": ("snapshot",)}, (
+            "the refusal names no offset"
+        )
         assert "cursors" in refusal.next_step
         assert (await scene.stored()).list.state is ListedLogState.OPEN
 
@@ -240,7 +242,7 @@ def test_a_marked_log_is_not_deleted() -> None:
 
 
 def test_log_opened_during_its_deletion_is_not_deleted_under_its_owner() -> None:
-    """The owner would go on acking what nobody will ever read."""
+    """Otherwise the owner would ack records that nobody can read."""
 
     async def story(scene: Scene) -> None:
         before = (await scene.stored()).list.owner_epoch

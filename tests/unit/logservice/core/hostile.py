@@ -1,4 +1,4 @@
-"""Blocks whose parts lie, with a checksum that is right: as a hostile client frames them."""
+"""Blocks with wrong parts and a correct checksum, as a hostile client could send them."""
 
 import struct
 from collections.abc import Iterator
@@ -58,7 +58,7 @@ class Field:
     format: str
 
     def values(self, block: bytes) -> Iterator[int]:
-        """What it might be instead."""
+        """Wrong values for this field."""
         size = struct.calcsize(self.format)
         true = struct.unpack_from(self.format, block, self.position)[0]
         ends = (1 << 8 * size) - 1
@@ -119,7 +119,7 @@ def framed(
     stored: bytes | None = None,
     unpacked_bytes: int | None = None,
 ) -> bytes:
-    """A block of these parts, whatever they are."""
+    """A block of these parts, valid or not."""
     stored = body if stored is None else stored
     unpacked_bytes = len(body) if unpacked_bytes is None else unpacked_bytes
     header = _HEADER.pack(0, codec, 0, 0, records, sections, len(stored), unpacked_bytes, 0, 0)

@@ -1,4 +1,4 @@
-"""LB1: every length, offset and count of a block may lie, and whatever it unpacks to is bounded."""
+"""LB1: any length, offset or count of a block may be wrong, and unpacking is bounded."""
 
 import struct
 import tracemalloc
@@ -46,12 +46,14 @@ FULL = pack_block(
     producer=ProducerRef(b"producer", 5, 6),
 )
 PLAIN = pack_block([b"first", b"", b"the third one"])
-LONE = pack_block([b"alone"], producer=ProducerRef(b"producer", 5, 6))  # Checked in one go.
+LONE = pack_block(
+    [b"alone"], producer=ProducerRef(b"producer", 5, 6)
+)  # A lone value is checked in one step.
 LIMITS = Limits(record_bytes_max=1000, batch_bytes_max=10_000, batch_records_max=1000)
 
 
 def assert_sound(block: bytes) -> None:
-    """What was let in is read without surprise, and is as much as it said."""
+    """An accepted block can be read, and its size is what it declares."""
     info = check_block(block, CEILING)
     read = Block(stamped_at(block))
     assert len(read.records()) == len(read.values()) == info.count
@@ -63,7 +65,7 @@ def is_refused(block: bytes, limits: Limits = CEILING) -> bool:
     try:
         check_block(block, limits)
     except REFUSALS:
-        with pytest.raises((BlockCorrupt, UnsupportedVersion)):  # LB2: readers look, too.
+        with pytest.raises((BlockCorrupt, UnsupportedVersion)):  # LB2: readers check, too.
             Block(stamped_at(block)).records()
         return True
     assert_sound(block)
@@ -81,7 +83,7 @@ FREE = {"producer_epoch", "producer_seq"}
 
 
 @pytest.mark.parametrize("block", [FULL, PLAIN, LONE], ids=["full", "plain", "lone"])
-def test_no_number_of_the_header_may_lie(block: bytes) -> None:
+def test_wrong_header_number_is_refused(block: bytes) -> None:
     for field, value, lie in lies(block, header_fields()):
         if field.name in FREE and block is not PLAIN and value < 2**63:
             assert not is_refused(lie)
@@ -90,18 +92,18 @@ def test_no_number_of_the_header_may_lie(block: bytes) -> None:
 
 
 @pytest.mark.parametrize("block", [FULL, LONE], ids=["full", "lone"])
-def test_no_number_of_the_directory_may_lie(block: bytes) -> None:
+def test_wrong_directory_number_is_refused(block: bytes) -> None:
     for field, value, lie in lies(block, directory_fields(block)):
         if field.name.endswith("flags") and value == 1:
-            assert not is_refused(lie)  # That a section must be known is no lie.
+            assert not is_refused(lie)  # The flag of a mandatory section is valid.
         elif field.name.endswith("section") and value not in set(Section):
-            is_refused(lie)  # What may be missing may be something of the future as well.
+            is_refused(lie)  # An optional section may be one of a future release.
         else:
             assert is_refused(lie), (field, value)
 
 
-def test_no_offset_may_lie() -> None:
-    """Except where the bytes are divided up: 5 bytes may be 4 and 1, as their sender likes."""
+def test_wrong_offset_is_refused() -> None:
+    """Except where it only divides the bytes differently: 5 bytes may be 4 and 1."""
     for field, value, lie in lies(FULL, offset_fields(FULL)):
         if value < 0x4000:
             is_refused(lie)
@@ -114,7 +116,7 @@ def test_no_offset_may_lie() -> None:
 
 
 @pytest.mark.parametrize("size", range(17))
-def test_a_lone_value_is_held_to_its_padding_and_its_limits(size: int) -> None:
+def test_padding_and_limits_of_a_lone_value_are_checked(size: int) -> None:
     block = pack_block([b"x" * size])
     stored_bytes = len(block) - 72
     check_block(block, Limits(max(size, 1), stored_bytes, 1))
@@ -135,8 +137,8 @@ def test_a_block_cut_short_or_lengthened_is_refused(block: bytes) -> None:
 
 
 @pytest.mark.parametrize("block", [FULL, PLAIN, LONE], ids=["full", "plain", "lone"])
-def test_a_bit_that_flips_on_the_way_is_noticed(block: bytes) -> None:
-    """G10: but in the server's half, which the client did not write."""
+def test_flipped_bit_is_refused(block: bytes) -> None:
+    """G10: except in the server's half, which the client does not write."""
     for position in range(len(block)):
         flipped = bytearray(block)
         flipped[position] ^= 0x10
@@ -145,9 +147,7 @@ def test_a_bit_that_flips_on_the_way_is_noticed(block: bytes) -> None:
 
 
 @given(batches(), st.data())
-def test_whatever_is_changed_is_refused_or_harmless(
-    batch: BlockSource, data: st.DataObject
-) -> None:
+def test_random_changes_are_refused_or_harmless(batch: BlockSource, data: st.DataObject) -> None:
     block = bytearray(batch.pack())
     for _ in range(data.draw(st.integers(1, 4))):
         position = data.draw(st.integers(40, len(block) - 1))
@@ -156,7 +156,7 @@ def test_whatever_is_changed_is_refused_or_harmless(
 
 
 @given(st.binary(max_size=300))
-def test_any_bytes_are_refused(data: bytes) -> None:
+def test_random_bytes_are_refused(data: bytes) -> None:
     with pytest.raises(REFUSALS):
         check_block(data, CEILING)
     if len(data) > 40:
@@ -164,11 +164,11 @@ def test_any_bytes_are_refused(data: bytes) -> None:
             check_block(with_crc(b"RBK\x01" + data), CEILING)
 
 
-# --- What is to be known ----------------------------------------------------------------------
+# --- Sections ----------------------------------------------------------------------
 
 
 def sectioned(*sections: tuple[int, int, int, bytes], records: int = 1) -> bytes:
-    """Of (section, encoding, flags, bytes)."""
+    """A block of sections, each given as (section, encoding, flags, bytes)."""
     directory, data = b"", b""
     for section, encoding, flags, content in sections:
         start = 16 * len(sections) + len(data)
@@ -181,7 +181,7 @@ OFFSETS = (1, 0, 0, struct.pack("<ii", 0, 1))
 VALUES = (2, 0, 0, b"x")
 
 
-def test_sections_of_the_future_are_passed_over_unless_they_must_be_known() -> None:
+def test_unknown_sections_are_skipped_unless_mandatory() -> None:
     assert not is_refused(sectioned(OFFSETS, VALUES, (500, 3, 0, b"of a later release")))
     for section in ((500, 0, 1, b"x"), (3, 1, 0, b"x"), (500, 0, 2, b"x")):
         assert is_refused(sectioned(OFFSETS, VALUES, section))
@@ -193,16 +193,16 @@ def test_sections_of_the_future_are_passed_over_unless_they_must_be_known() -> N
         check_block(b"RBK\x02" + PLAIN[4:], CEILING)
 
 
-def test_nothing_is_hidden_between_sections() -> None:
+def test_nonzero_padding_between_sections_is_refused() -> None:
     good = sectioned(OFFSETS, VALUES)
     assert not is_refused(good)
-    for position in range(len(good) - 7, len(good)):  # Behind a value of one byte.
+    for position in range(len(good) - 7, len(good)):  # The padding after a value of one byte.
         hidden = bytearray(good)
         hidden[position] = 1
         assert is_refused(with_crc(bytes(hidden)))
 
 
-def test_sections_that_lack_their_other_half_are_refused() -> None:
+def test_incomplete_or_repeated_sections_are_refused() -> None:
     bits = (5, 0, 0, b"\x01")
     for sections in (
         [OFFSETS],
@@ -221,11 +221,13 @@ def test_sections_that_lack_their_other_half_are_refused() -> None:
         [OFFSETS, VALUES, (32, 0, 0, b"control")],
     ):
         assert is_refused(sectioned(*sections)), sections
-    assert is_refused(sectioned((32, 0, 0, b"control"), records=0))  # No flag says so.
+    assert is_refused(
+        sectioned((32, 0, 0, b"control"), records=0)
+    )  # The header's control flag is missing.
 
 
 @pytest.mark.parametrize("name", [b"", b"a b", b"\n", b"\x7f", "ä".encode(), b"a" * 256])
-def test_names_of_headers_are_held_to_their_rule(name: bytes) -> None:
+def test_invalid_header_names_are_refused(name: bytes) -> None:
     def headers(name: bytes) -> bytes:
         return sectioned(
             OFFSETS,
@@ -241,14 +243,14 @@ def test_names_of_headers_are_held_to_their_rule(name: bytes) -> None:
     assert is_refused(headers(name))
 
 
-def test_limits_are_those_of_each_item() -> None:
+def test_record_limit_applies_to_each_item() -> None:
     packed = pack_block([b"v"], keys=[b"k" * 11], headers=[{"h": b"x" * 10}])
     with pytest.raises(EntryTooLarge):
         check_block(packed, Limits(10, 10_000, 10))
     check_block(packed, Limits(11, 10_000, 10))
 
 
-# --- What is unpacked -------------------------------------------------------------------------
+# --- Unpacking -------------------------------------------------------------------------
 
 BODY = PLAIN[72:]
 
@@ -263,7 +265,7 @@ def packed(stored: bytes, unpacked_bytes: int = len(BODY)) -> bytes:
     )
 
 
-def test_a_body_unpacks_to_what_it_says_or_not_at_all() -> None:
+def test_body_that_does_not_unpack_to_its_size_is_refused() -> None:
     good = zstd(BODY)
     assert not is_refused(packed(good))
     skippable = struct.pack("<II", 0x184D2A50, 4) + b"skip"
@@ -301,11 +303,11 @@ def refused(block: bytes, limits: Limits) -> None:
         check_block(block, limits)
 
 
-def test_a_bomb_is_not_unpacked() -> None:
-    """64 MiB of zeros in 6 KB: whether it says so, or says less, or says nothing."""
+def test_compression_bomb_is_not_unpacked() -> None:
+    """64 MiB of zeros in 6 KB, whether the frame declares its size, a smaller one or none."""
     zeros = bytes(64 * 1024 * 1024)
     honest, silent = zstd(zeros), zstd(zeros, write_content_size=False)
-    # A frame's size stands in its header: these 4 bytes of this one, behind magic and descriptor.
+    # A frame's size is in its header: here these 4 bytes after magic and descriptor.
     assert honest[6:10] == struct.pack("<I", len(zeros))
     liar = honest[:6] + struct.pack("<I", 9_000) + honest[10:]
     assert zstandard.frame_content_size(liar) == 9_000
@@ -330,8 +332,8 @@ def test_a_bomb_is_not_unpacked() -> None:
             assert peak_bytes(partial(bomb, stored, unpacked_bytes)) < 2**20
 
 
-def test_a_block_of_nothing_but_offsets_takes_a_few_times_its_size() -> None:
-    """The most lanes that fit into a batch: empty records, and empty headers."""
+def test_checking_a_block_of_offsets_takes_under_12_times_its_size() -> None:
+    """Empty records and empty headers: as many as fit into a batch."""
     count = 50_000
     empty = pack_block([b""] * count)
     assert peak_bytes(lambda: check_block(empty, CEILING)) < 12 * len(empty)
@@ -339,10 +341,10 @@ def test_a_block_of_nothing_but_offsets_takes_a_few_times_its_size() -> None:
     assert peak_bytes(lambda: check_block(many, CEILING)) < 12 * len(many)
 
 
-def test_the_codec_of_random_bytes_is_none_and_of_text_is_zstd() -> None:
+def test_damaged_compressed_block_is_read_or_refused() -> None:
     text = pack_block([b"all work and no play"] * 100, codec=Codec.ZSTD)
     assert not is_refused(text)
     for position in range(72, len(text)):
         flipped = bytearray(text)
         flipped[position] ^= 0xFF
-        is_refused(with_crc(bytes(flipped)))  # Read or refused, and nothing else.
+        is_refused(with_crc(bytes(flipped)))  # Read or refused, without any other error.

@@ -33,28 +33,28 @@ CONTROLS: st.SearchStrategy[Control] = st.one_of(
 
 
 @given(CONTROLS)
-def test_what_was_said_is_heard(control: Control) -> None:
+def test_control_survives_a_round_trip(control: Control) -> None:
     block = Block(stamped_at(pack_control(control), 7))
     assert block.is_control
     assert (block.base_offset, block.next_offset) == (7, 7)
     assert unpack_control(block) == control
 
 
-def test_a_kind_of_the_future_is_passed_over() -> None:
+def test_unknown_control_kind_is_skipped() -> None:
     unheard_of = b"\xfa\x07\x03abc"  # Field 127, three bytes.
     assert unpack_control(Block(stamped_at(pack_control_block(unheard_of)))) is None
 
 
-def test_what_cannot_be_read_is_no_kind_of_the_future() -> None:
+def test_unreadable_control_block_is_corrupt() -> None:
     with pytest.raises(BlockCorrupt):
         unpack_control(Block(stamped_at(pack_control_block(b"\x0a\xff"))))
 
 
-def test_a_client_controls_nothing() -> None:
+def test_control_block_of_a_client_is_refused() -> None:
     with pytest.raises(InvalidBlock):
         check_block(pack_control(SealBlock()), CEILING)
 
 
-def test_a_large_memory_fits() -> None:
+def test_large_snapshot_survives_a_round_trip() -> None:
     state = bytes(3_000_000)
     assert unpack_control(Block(stamped_at(pack_control(Snapshot(state))))) == Snapshot(state)

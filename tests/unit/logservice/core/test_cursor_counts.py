@@ -8,27 +8,29 @@ from rollbook.proto.errors import BadMetadata, InvalidRequest
 from tests.messages import raises_message
 
 
-def test_each_principal_has_a_bound_and_the_log_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cursors_are_bounded_per_principal_and_per_log(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cursors, "CURSORS_MAX", 5)
     monkeypatch.setattr(cursors, "CURSORS_OF_PRINCIPAL_MAX", 2)
     counts = CursorCounts().with_one_more("a").with_one_more("a")
     with raises_message(InvalidRequest):
         counts.with_one_more("a")
-    counts = counts.with_one_more("").with_one_more("").with_one_more("")  # Nobody has no bound.
+    counts = (
+        counts.with_one_more("").with_one_more("").with_one_more("")
+    )  # Anonymous cursors have no bound of their own.
     with raises_message(InvalidRequest):
         counts.with_one_more("b")
     assert counts.with_one_less("a").with_one_more("b").total == 5
     assert CursorCounts().with_one_less("a") == CursorCounts()
 
 
-def test_what_earlier_releases_did_is_counted_as_nobodys() -> None:
+def test_cursors_of_earlier_releases_are_counted_as_anonymous() -> None:
     counts = CursorCounts().with_one_more("a").with_one_more("")
     assert counts.recounted(5).by_principal == (("", 4), ("a", 1))
     assert counts.recounted(1).by_principal == (("a", 1),)
-    assert counts.recounted(0).total == 1  # Until its own are deleted.
+    assert counts.recounted(0).total == 1  # Until cursors of the principal are deleted.
 
 
-def test_counts_survive_their_bytes() -> None:
+def test_counts_survive_a_round_trip() -> None:
     counts = CursorCounts().with_one_more("a").with_one_more("b").with_one_more("")
     assert unpack_counts(pack_counts(counts, b"t" * 8)) == counts
     with pytest.raises(BadMetadata):

@@ -1,4 +1,4 @@
-"""Copies beyond the ack quorum may be given up, and no others (LS13), until there are more bookies (LS16)."""
+"""Only copies beyond the ack quorum may be given up (LS13), until there are more bookies (LS16)."""
 
 from collections.abc import Callable
 from itertools import pairwise
@@ -42,7 +42,7 @@ def test_a_smaller_ledger_keeps_the_ack_quorum(
 
 
 def test_a_ledger_as_wanted_is_not_degraded() -> None:
-    """LS13. One that is larger, since the settings were changed meanwhile, is none either."""
+    """LS13: neither is a larger one, which was made before the settings changed."""
     assert degraded_to(Quorum(3, 3, 2), Quorum(3, 3, 2)) == 0
     assert degraded_to(Quorum(3, 3, 2), Quorum(5, 5, 3)) == 0
 
@@ -62,27 +62,27 @@ def attempts(rule: RollToMoreBookies, *, until_s: int, vacant: Callable[[int], i
     return found
 
 
-def test_a_segment_made_with_too_few_bookies_is_left_at_once() -> None:
+def test_segment_made_with_too_few_bookies_rolls_at_once() -> None:
     """LS13."""
     rule = RollToMoreBookies()
     assert rule.reason_to_roll(0.0, is_made_short=True, vacant=0) == FULL_ENSEMBLE
     assert rule.reason_to_roll(0.0, is_made_short=True, vacant=1) == FULL_ENSEMBLE
 
 
-def test_a_vacant_seat_counts_when_a_restart_would_be_over() -> None:
+def test_vacant_seat_causes_a_roll_after_15_seconds() -> None:
     """LS16."""
     assert attempts(RollToMoreBookies(), until_s=20, vacant=lambda _: 1) == [15]
     assert attempts(RollToMoreBookies(), until_s=20, vacant=lambda now_s: now_s < 14) == []
 
 
-def test_a_member_that_returns_and_fails_again_does_not_defer_it() -> None:
+def test_bookie_that_returns_and_fails_again_does_not_defer_the_roll() -> None:
     """LS16."""
     rule = RollToMoreBookies()
     assert attempts(rule, until_s=20, vacant=lambda now_s: now_s % 3 == 0) == [15]
 
 
 def test_each_further_attempt_waits_twice_as_long() -> None:
-    """LS16: a bookie that responds, and takes no entries, makes no loop of segments."""
+    """LS16: a bookie that responds but takes no entries must not cause a loop of rolls."""
     found = attempts(RollToMoreBookies(), until_s=3000, vacant=lambda _: 1)
     assert [after - before for before, after in pairwise([0, *found])] == [
         15,
@@ -98,7 +98,7 @@ def test_each_further_attempt_waits_twice_as_long() -> None:
     ]
 
 
-def test_an_attempt_that_failed_is_made_again_soon_and_then_less_often() -> None:
+def test_failed_roll_is_retried_soon_and_then_less_often() -> None:
     """LS16."""
     rule = RollToMoreBookies()
     found = []
@@ -109,7 +109,7 @@ def test_an_attempt_that_failed_is_made_again_soon_and_then_less_often() -> None
     assert found == [0, 1, 3, 7, 15, 31]
 
 
-def test_nothing_is_watched_once_all_seats_were_taken_for_long_enough() -> None:
+def test_watching_ends_once_all_seats_stay_taken() -> None:
     """LS16."""
     rule = RollToMoreBookies()
     assert rule.is_over
@@ -159,7 +159,7 @@ def test_all_copies_are_a_full_ensemble_unless_the_log_stripes() -> None:
 
 
 def test_vacant_seat_of_a_short_segment_causes_no_roll_at_once() -> None:
-    """LS16: a restart is no reason for a segment that is no better."""
+    """LS16: while a bookie restarts, a new segment would be no better."""
     rule = RollToMoreBookies()
     reasons = [rule.reason_to_roll(now_s, is_made_short=True, vacant=1) for now_s in range(17)]
     assert reasons == [*([FULL_ENSEMBLE] * 15), VACANT_SEAT, VACANT_SEAT]

@@ -1,4 +1,4 @@
-"""SV8: what is away, since when, in words."""
+"""SV8: which dependencies are unavailable, since when, and the texts that say so."""
 
 from rollbook.logservice.core.dependency_outages import KnownOutages, advice_on, cause_in_words
 from rollbook.logservice.messages import Obstacle, ObstacleKind
@@ -8,7 +8,7 @@ def names(obstacles: KnownOutages) -> list[tuple[str, int, str]]:
     return [(each.name, each.since_us, each.why) for each in obstacles.found]
 
 
-def test_a_bookie_that_leaves_is_away_since_then() -> None:
+def test_bookie_is_unavailable_since_it_left() -> None:
     """SV8."""
     known = KnownOutages()
     known.on_left(5, ["bk-2"])
@@ -18,7 +18,7 @@ def test_a_bookie_that_leaves_is_away_since_then() -> None:
     assert names(known) == []
 
 
-def test_one_that_is_silent_is_an_obstacle_though_it_is_registered() -> None:
+def test_silent_bookie_is_an_obstacle_although_registered() -> None:
     """SV8."""
     known = KnownOutages()
     known.on_bookies(5, writable=["bk-1", "bk-2"], silent=["bk-2"], away=["bk-3"])
@@ -27,7 +27,7 @@ def test_one_that_is_silent_is_an_obstacle_though_it_is_registered() -> None:
     assert names(known) == [("bk-2", 5, "is read-only"), ("bk-3", 5, "is not registered")]
 
 
-def test_the_metadata_store_is_away_since_it_was_first_silent() -> None:
+def test_metadata_store_is_unavailable_since_it_was_first_silent() -> None:
     """SV8."""
     known = KnownOutages()
     for now_us, answers in ((1, True), (2, False), (3, False)):
@@ -37,7 +37,7 @@ def test_the_metadata_store_is_away_since_it_was_first_silent() -> None:
     assert not known.found
 
 
-def test_the_cause_is_one_sentence_and_the_advice_says_what_helps() -> None:
+def test_cause_and_advice_name_all_obstacles() -> None:
     """SV8."""
     found = (
         Obstacle(ObstacleKind.METADATA, "metadata store", 7, "does not answer"),

@@ -1,4 +1,4 @@
-"""LT1: an age is time that was lived through."""
+"""LT1: ages count only time in which the cluster was up."""
 
 import random
 
@@ -16,18 +16,18 @@ from rollbook.proto.errors import BadMetadata
 S = 1_000_000
 
 
-def test_what_nobody_lived_through_makes_nothing_older() -> None:
+def test_age_excludes_gaps() -> None:
     lived = NO_GAPS.with_gap(100, 1100)
     assert lived.age_us(0, 50) == 50
     assert lived.age_us(50, 2000) == 950  # 50 before the gap, 900 after it.
     assert lived.age_us(1200, 2000) == 800
     assert lived.age_us(100, 1100) == 0
-    assert lived.age_us(600, 1100) == 0  # Within it.
-    assert lived.age_us(50, 600) == 50  # It has not ended yet.
+    assert lived.age_us(600, 1100) == 0  # It starts within the gap.
+    assert lived.age_us(50, 600) == 50  # The gap has not ended yet.
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_of_many_gaps_the_oldest_are_merged_and_nothing_gets_older_by_that(seed: int) -> None:
+def test_merging_the_oldest_gaps_never_increases_an_age(seed: int) -> None:
     chance, now, exact, gaps = random.Random(seed), 0, NO_GAPS, list[LivedTimeGap]()
     for _ in range(3 * GAPS_MAX):
         start = now + chance.randint(1, 100)
@@ -44,10 +44,10 @@ def test_of_many_gaps_the_oldest_are_merged_and_nothing_gets_older_by_that(seed:
     assert LivedTime.unpack(exact.pack()) == exact
 
 
-def test_a_witness_notices_when_all_were_away_or_all_clocks_were_set() -> None:
+def test_witness_records_a_gap_after_an_outage() -> None:
     witness = Witness(1000 * S)
-    assert witness.on_beat(1001 * S) is witness  # Nothing worth a write.
-    assert witness.on_beat(900 * S) is witness  # Clocks that are set back take no time away.
+    assert witness.on_beat(1001 * S) is witness  # Too little time has passed for a write.
+    assert witness.on_beat(900 * S) is witness  # Clocks that are set back cause no gap.
     later = witness.on_beat(1040 * S)
     assert later == Witness(1040 * S)
     assert later.is_close(1340 * S)
@@ -59,7 +59,7 @@ def test_a_witness_notices_when_all_were_away_or_all_clocks_were_set() -> None:
 
 
 @pytest.mark.parametrize("cut", range(1, 29))
-def test_what_is_damaged_is_not_read(cut: int) -> None:
+def test_damaged_witness_is_rejected(cut: int) -> None:
     packed = Witness(5, NO_GAPS.with_gap(1, 2)).pack()
     with pytest.raises(BadMetadata):
         Witness.unpack(packed[:-cut])

@@ -7,7 +7,7 @@ LOG = LogName("test", "log")
 OTHER = LogName("test", "other")
 
 
-def test_a_log_is_stuck_from_the_second_failure_in_a_row_on() -> None:
+def test_log_is_stuck_after_two_failures_in_a_row() -> None:
     unopened = UnopenedLogs()
     assert not unopened.on_failed(LOG, 0.0, "no quorum").is_news
     assert LOG in unopened
@@ -21,7 +21,7 @@ def test_a_log_is_stuck_from_the_second_failure_in_a_row_on() -> None:
     assert unopened.count_stuck(2.0) == 1
 
 
-def test_an_opening_ends_it() -> None:
+def test_successful_opening_clears_the_failures() -> None:
     unopened = UnopenedLogs()
     for now_s in range(3):
         unopened.on_failed(LOG, now_s, "no quorum")
@@ -31,17 +31,17 @@ def test_an_opening_ends_it() -> None:
     assert not unopened.on_failed(LOG, 4.0, "no quorum").is_news
 
 
-def test_what_nobody_asks_for_any_more_is_not_known() -> None:
+def test_log_without_recent_attempts_is_not_stuck() -> None:
     unopened = UnopenedLogs()
     for now_s in range(3):
         unopened.on_failed(LOG, now_s, "no quorum")
     assert unopened.count_stuck(302.0) == 1
     assert unopened.count_stuck(303.0) == 0
     assert unopened.find_stuck(LOG, 303.0) is None
-    assert LOG in unopened, "the next attempt makes no ledger ahead"
+    assert LOG in unopened, "the next attempt makes no ledger in advance"
 
 
-def test_it_is_logged_ever_more_rarely() -> None:
+def test_failures_are_logged_ever_less_often() -> None:
     unopened = UnopenedLogs()
     news = [n for n in range(1, 40) if unopened.on_failed(LOG, n, "no quorum").is_news]
     assert news == [2, 4, 8, 16, 32]

@@ -1,7 +1,7 @@
-"""What lies in clusters already: each file in `golden/` reads as what it was made of, for ever, and is
-made again byte for byte as long as its format has the version in its name.
+"""Formats of existing clusters: each file in `golden/` must be read as what it was made of, for ever, and
+be written again byte for byte as long as its format has the version in its name.
 
-The zstd block is only read: another release of the library may pack it in another way.
+The zstd block is only read: another release of the library may pack it differently.
 """
 
 from dataclasses import replace
@@ -132,7 +132,7 @@ def _memory(attempt: str = "") -> LogMemory:
     return memory
 
 
-def made_anew() -> dict[str, bytes]:
+def written_today() -> dict[str, bytes]:
     lists = {f"list-1-{name}": pack_log_node(each, TOKEN) for name, each in _lists().items()}
     controls = {f"block-1-{name}": pack_control(each) for name, each in CONTROLS.items()}
     return {
@@ -157,17 +157,17 @@ def golden(name: str) -> bytes:
     return (GOLDEN / f"{name}.bin").read_bytes()
 
 
-@pytest.mark.parametrize("name", sorted(made_anew()))
-def test_what_is_written_today_is_what_was_written_then(name: str) -> None:
-    assert made_anew()[name] == golden(name)
+@pytest.mark.parametrize("name", sorted(written_today()))
+def test_written_bytes_equal_the_golden_file(name: str) -> None:
+    assert written_today()[name] == golden(name)
 
 
 def test_every_golden_file_is_known() -> None:
-    known = {*made_anew(), "block-1-zstd"}
+    known = {*written_today(), "block-1-zstd"}
     assert {path.stem for path in GOLDEN.glob("*.bin")} == known
 
 
-def test_blocks_of_then_are_read() -> None:
+def test_golden_blocks_are_read() -> None:
     check_block(golden("block-1-plain"), CEILING)
     assert Block(golden("block-1-plain")).values() == [b"first", b"", b"the third one"]
     full = Block(golden("block-1-full"))
@@ -184,23 +184,23 @@ def test_blocks_of_then_are_read() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(CONTROLS))
-def test_control_blocks_of_then_are_read(name: str) -> None:
+def test_golden_control_blocks_are_read(name: str) -> None:
     assert unpack_control(Block(golden(f"block-1-{name}"))) == CONTROLS[name]
 
 
 @pytest.mark.parametrize("name", ["open", "truncated", "sealed", "deleted"])
-def test_lists_of_then_are_read(name: str) -> None:
+def test_golden_lists_are_read(name: str) -> None:
     assert unpack_log_node(golden(f"list-1-{name}")) == (_lists()[name], TOKEN)
 
 
-def test_cursors_and_marks_of_then_are_read() -> None:
+def test_golden_cursors_and_marks_are_read() -> None:
     assert unpack_cursor(CURSOR.name, golden("cursor-1")) == CURSOR
     assert unpack_guards(golden("marks-1")) == (MARKS, TOKEN)
 
 
 @pytest.mark.parametrize(("name", "attempt"), [("memory-1", ""), ("memory-2", "5c1c9a1e")])
-def test_snapshots_of_then_are_read(name: str, attempt: str) -> None:
-    """A release without attempts took one for producers; now it refuses to read it."""
+def test_golden_snapshots_are_read(name: str, attempt: str) -> None:
+    """Snapshots with an attempt have version 2, so that releases without attempts refuse them."""
     packed = golden(name)
     assert int.from_bytes(packed[:2], "little") == int(name[-1])
     memory = LogMemory.unpack(packed)

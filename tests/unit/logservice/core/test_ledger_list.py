@@ -1,4 +1,4 @@
-"""Each rule of the list: what keeps it is allowed, what would break it is refused."""
+"""Each rule of the ledger list: changes that keep it are allowed, changes that break it are refused."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -53,7 +53,7 @@ def test_a_log_grows_segment_by_segment_without_a_gap() -> None:
 
 
 def test_at_most_two_segments_are_unclosed() -> None:
-    """LL1: a second roll waits for the first one's predecessor."""
+    """LL1: a second roll waits until the predecessor of the first is closed."""
     twice = rolled(10).with_successor(L7, "size", 0)
     assert [s.segment_id for s in twice.unclosed] == [1, 2]
     with pytest.raises(MetadataConflict):
@@ -61,7 +61,7 @@ def test_at_most_two_segments_are_unclosed() -> None:
     closed(twice, 1, 20).with_successor(LedgerId(8), "size", 0)
 
 
-def test_nobody_derives_a_base_from_an_unclosed_segment() -> None:
+def test_base_offset_needs_a_closed_predecessor() -> None:
     """LL1."""
     twice = rolled(10).with_successor(L7, "size", 0)
     assert twice.segments[-1].base_offset is None
@@ -82,21 +82,21 @@ def test_a_segment_is_closed_once() -> None:
         closed(rolled(10), 1, 9)
 
 
-def test_what_does_not_follow_is_discarded_and_never_forgotten() -> None:
+def test_discarding_includes_later_segments_and_bars_reuse() -> None:
     """LL2, LL3."""
     twice = rolled(10).with_successor(L7, "size", 0)
     with pytest.raises(MetadataConflict):
-        twice.with_discarded(SegmentId(2))  # Nobody decides before the one before is CLOSED.
-    both = twice.with_discarded(SegmentId(1))  # What is listed behind it goes with it.
+        twice.with_discarded(SegmentId(2))  # The predecessor must be CLOSED first.
+    both = twice.with_discarded(SegmentId(1))  # Segments listed after it are discarded with it.
     assert (both.tail, len(both.discarded), both.discarded[-1]) == (10, 2, L7)
     listed = closed(twice, 1, 20).with_discarded(SegmentId(2))
     assert (listed.tail, listed.discarded) == (20, (L7,))
     with pytest.raises(MetadataConflict):
-        listed.with_discarded(SegmentId(1))  # CLOSED: it counts.
+        listed.with_discarded(SegmentId(1))  # A CLOSED segment cannot be discarded.
     with pytest.raises(MetadataConflict):
-        listed.with_successor(L7, "size", 0)  # Not even after it was discarded.
+        listed.with_successor(L7, "size", 0)  # A discarded ledger cannot be listed again.
     again = listed.with_successor(LedgerId(8), "opened", 0)
-    assert again.segments[-1].segment_id == 3  # Ids are not used again.
+    assert again.segments[-1].segment_id == 3  # Segment ids are not reused.
     assert again.without_discarded([L7, LedgerId(99)]).discarded == ()
 
 
@@ -124,18 +124,20 @@ def test_truncation_is_exact_and_takes_whole_ledgers() -> None:
     assert (listed.head, ledgers(listed), listed.discarded) == (25, [102, 103], (100, 101))
 
 
-def test_the_head_never_goes_back_nor_beyond_what_is_confirmed() -> None:
+def test_head_never_moves_back_or_beyond_the_confirmed_tail() -> None:
     """LL4."""
     listed = rolled(10, 20).with_head(Offset(15), Offset(20))
     assert listed.with_head(Offset(15), Offset(20)) is listed
     assert listed.with_head(Offset(3), Offset(20)) is listed
     with pytest.raises(InvalidRequest):
         listed.with_head(Offset(26), Offset(25))
-    assert listed.with_head(Offset(25), Offset(25)).head == 25  # In the segment that is written.
+    assert (
+        listed.with_head(Offset(25), Offset(25)).head == 25
+    )  # The new head is in the open segment.
 
 
-def test_the_newest_memory_of_a_log_stays() -> None:
-    """LL4: each segment starts with it, and an unclosed one may not have started yet."""
+def test_truncation_keeps_the_newest_log_memory() -> None:
+    """LL4: each segment starts with the log's memory; an unclosed one may not have started yet."""
     begun = rolled(10, 20)
     assert ledgers(begun.with_head(Offset(20), Offset(20))) == [101, 102]
     assert ledgers(begun.with_head(Offset(20), Offset(20), is_begun=True)) == [102]
@@ -148,17 +150,17 @@ def test_the_newest_memory_of_a_log_stays() -> None:
     assert ledgers(one.with_head(Offset(5), Offset(5), is_begun=True)) == [7]
 
 
-def test_what_an_earlier_truncation_left_goes_with_a_later_one() -> None:
+def test_later_truncation_removes_segments_an_earlier_one_kept() -> None:
     listed = rolled(10, 20).with_head(Offset(20), Offset(20))
     listed = closed(listed, 2, 30).with_successor(L7, "size", 0)
     assert ledgers(listed.with_head(Offset(21), Offset(30))) == [102, 7]
     assert ledgers(listed.with_head(Offset(0), Offset(30))) == [102, 7]
 
 
-# --- Owners, ends -----------------------------------------------------------------------------
+# --- Owners, final states -----------------------------------------------------------------------------
 
 
-def test_owners_are_counted() -> None:
+def test_each_owner_gets_the_next_epoch() -> None:
     """LL5."""
     listed = EMPTY.with_owner(ANNA)
     assert (listed.owner, listed.owner_epoch) == (ANNA, 1)
@@ -172,7 +174,7 @@ def test_owners_are_counted() -> None:
     assert fenced.value.ids["owner"] == "bert:7400"
 
 
-def test_a_log_is_sealed_where_it_ends_and_for_good() -> None:
+def test_log_is_sealed_at_its_tail_and_permanently() -> None:
     open_, done = rolled(10), closed(rolled(10), 1, 20)
     with pytest.raises(MetadataConflict):
         open_.with_sealed(Offset(10))
@@ -188,11 +190,11 @@ def test_a_log_is_sealed_where_it_ends_and_for_good() -> None:
     for change in changes:
         with pytest.raises(LogSealed):
             change()
-    assert sealed.with_head(Offset(20), Offset(20)).head == 20  # Truncation goes on.
+    assert sealed.with_head(Offset(20), Offset(20)).head == 20  # Truncation is still allowed.
     assert sealed.with_config(LogConfig(description="archive")).state is ListedLogState.SEALED
 
 
-def test_of_a_deleted_log_everything_goes() -> None:
+def test_deleted_log_refuses_changes_and_condemns_all_ledgers() -> None:
     """LL3."""
     deleted = rolled(10, 20).with_head(Offset(15), Offset(20)).with_deleted(5)
     assert deleted.with_deleted(99) is deleted
@@ -211,14 +213,14 @@ def test_of_a_deleted_log_everything_goes() -> None:
         deleted.require_living(NAME)
     assert refused.value.ids == {"log": str(NAME), "free_at_us": 5}
     condemned = deleted.with_ledgers_condemned()
-    with pytest.raises(NoSuchLog):  # Nobody can bring it back.
+    with pytest.raises(NoSuchLog):  # The log cannot be undeleted.
         condemned.require_living(NAME)
     assert (ledgers(condemned), condemned.discarded) == ([], (100, 101, 102))
     with pytest.raises(MetadataConflict):
         rolled(10).with_ledgers_condemned()
 
 
-def test_a_ledger_says_whose_it_is_and_from_which_list_it_may_be_listed() -> None:
+def test_ledger_metadata_names_its_log_and_list_version() -> None:
     assert custom_metadata(NAME, UID, 12) == {
         LEDGER_OF_LOG: b"30313233343536373839616263646566",
         LEDGER_OF_VERSION: b"12",
@@ -229,7 +231,7 @@ def test_a_ledger_says_whose_it_is_and_from_which_list_it_may_be_listed() -> Non
 # --- Values -----------------------------------------------------------------------------------
 
 
-def test_a_list_that_breaks_a_rule_cannot_be_made() -> None:
+def test_list_that_breaks_a_rule_is_rejected() -> None:
     """LL1, LL2, LL4."""
     listed = rolled(10, 20, 30)
     first, second, third, last = listed.segments

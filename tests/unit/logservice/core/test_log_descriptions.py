@@ -1,4 +1,4 @@
-"""What is shown of a log, page by page."""
+"""Segments and history of a log, page by page."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ from tests.unit.logservice.lists import ANNA, BERT, EMPTY, closed
 
 
 def many(count: int) -> LedgerList:
-    """More than a log rolls to: each new owner begins one more."""
+    """More segments than rolls make: each new owner begins one more."""
     segments = tuple(
         Segment(
             SegmentId(number),
@@ -45,7 +45,7 @@ def test_pages_lose_no_segment(limit: int) -> None:
     assert found == list(range(SEGMENTS_MAX + 200))
 
 
-def test_pages_go_on_behind_what_was_truncated_meanwhile() -> None:
+def test_page_after_a_truncation_starts_at_the_new_head() -> None:
     listed = many(30)
     page = segments_page(listed, FIRST_SEGMENT, 10)
     assert page.next_segment == 10
@@ -55,8 +55,8 @@ def test_pages_go_on_behind_what_was_truncated_meanwhile() -> None:
     assert page.next_segment is None
 
 
-def test_the_journal_says_who_began_a_segment() -> None:
-    """As long as it has a word of that owner."""
+def test_history_names_the_server_that_began_a_segment() -> None:
+    """If the history still has an event of that owner."""
     listed = EMPTY.with_owner(ANNA).with_successor(LedgerId(7), "it had no owner", 10)
     listed = closed(listed, 0, 5, 15).with_owner(BERT).with_successor(LedgerId(8), "owner died", 20)
     opened = LogEvent("log_opened", 20, listed.owner_epoch, BERT.server_id, "owner died")

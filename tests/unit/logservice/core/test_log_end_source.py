@@ -1,4 +1,4 @@
-"""Where a log ends: which source is asked, and what counts of its answer."""
+"""The end of a log: which source is asked, and how its answer is used."""
 
 from dataclasses import replace
 
@@ -42,7 +42,9 @@ ELSEWHERE = "bert:7400"
         (EMPTY, "", EndSource.LIST),  # It has no segment.
     ],
 )
-def test_which_source_a_server_asks(listed: LedgerList, owner: str, source: EndSource) -> None:
+def test_end_source_depends_on_list_and_owner(
+    listed: LedgerList, owner: str, source: EndSource
+) -> None:
     assert source_of_end(listed, owner, ANNA.address) is source
 
 
@@ -83,7 +85,7 @@ def test_offset_beyond_the_tail_is_retried_unless_the_log_is_sealed() -> None:
     assert (raised.value.ids["offset"], raised.value.ids["tail"]) == (41, 40)
 
 
-def test_the_time_of_a_tail_is_looked_for_once_and_again_after_a_pause() -> None:
+def test_missing_tail_time_is_searched_again_after_a_pause() -> None:
     watch, tail = TailWatch(heartbeat_s=2, pause_s=5), listed_end(CLOSED, Offset(40), "")
     assert watch.wants_time(tail, 0)
     watch.on_looked(tail, 1)  # It was not found.
@@ -94,7 +96,7 @@ def test_the_time_of_a_tail_is_looked_for_once_and_again_after_a_pause() -> None
     assert watch.with_time(tail) == found
     assert not watch.wants_time(found, 100)
     grown = replace(tail, tail=Offset(41))
-    assert watch.with_time(grown) == grown, "the time is of the record before"
+    assert watch.with_time(grown) == grown, "the time belongs to the previous record"
     assert watch.wants_time(grown, 6)
 
 

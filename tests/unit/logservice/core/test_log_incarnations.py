@@ -1,4 +1,4 @@
-"""LL9: what names a log's uid is served by that log, or refused."""
+"""LL9: a request that names a log's uid is served by that log or refused."""
 
 import pytest
 
@@ -16,13 +16,13 @@ FIRST, SECOND = text_of(FIRST_UID), text_of(SECOND_UID)
 
 def test_uid_of_another_log_is_refused_with_both() -> None:
     check_life(LOG, FIRST, FIRST)
-    check_life(LOG, FIRST, "")  # Whichever has the name.
+    check_life(LOG, FIRST, "")  # Without a uid, any log of this name.
     with pytest.raises(LogReplaced) as refused:
         check_life(LOG, SECOND, FIRST)
     assert refused.value.ids == {"log": "ns/log", "uid": SECOND, "expected_uid": FIRST}
 
 
-def test_position_may_name_the_log_that_it_is_in() -> None:
+def test_position_may_include_the_uid_of_its_log() -> None:
     position = parse_position(f"17@{FIRST}")
     assert (position, str(position)) == (
         AtOffset(Offset(17), FIRST),
@@ -33,7 +33,7 @@ def test_position_may_name_the_log_that_it_is_in() -> None:
             parse_position(text)
 
 
-def test_etag_is_of_one_log_and_of_one_configuration() -> None:
+def test_etag_identifies_one_log_and_one_configuration() -> None:
     first, second = (LedgerList(uid, LogConfig(), created_us=0) for uid in (FIRST_UID, SECOND_UID))
     check_etag(LOG, first, etag_of(first))
     check_etag(LOG, first, "")
@@ -42,7 +42,7 @@ def test_etag_is_of_one_log_and_of_one_configuration() -> None:
     changed = first.with_config(LogConfig(description="other"))
     with pytest.raises(MetadataConflict):
         check_etag(LOG, changed, etag_of(first))
-    old = etag_of(first).partition("-")[2]  # As earlier releases had it.
+    old = etag_of(first).partition("-")[2]  # The format of earlier releases.
     check_etag(LOG, second, old)
     with pytest.raises(MetadataConflict):
         check_etag(LOG, changed, old)

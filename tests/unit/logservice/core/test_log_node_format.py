@@ -33,7 +33,7 @@ STEPS = st.sampled_from(["own", "roll", "close", "discard", "head", "event", "re
 
 @st.composite
 def lists(draw: st.DrawFn) -> LedgerList:
-    """As a random life leaves them."""
+    """Lists after random changes."""
     listed = replace(EMPTY, config=draw(CONFIGS))
     ledger_id, offset, at_us = 0, 0, 0
     for step in draw(st.lists(STEPS, max_size=25)):
@@ -68,18 +68,18 @@ def lists(draw: st.DrawFn) -> LedgerList:
 
 
 @given(lists(), st.binary(min_size=16, max_size=16))
-def test_a_list_reads_as_it_was_written(listed: LedgerList, token: bytes) -> None:
-    """And whatever a life of changes leaves behind breaks no rule."""
+def test_list_survives_a_round_trip(listed: LedgerList, token: bytes) -> None:
+    """Random changes break no rule of the list, either."""
     assert unpack_log_node(pack_log_node(listed, token)) == (listed, token)
 
 
-def test_a_sealed_and_a_deleted_list_read_as_they_were_written() -> None:
+def test_sealed_and_deleted_lists_survive_a_round_trip() -> None:
     sealed = closed(rolled(10), 1, 20).with_sealed(Offset(20))
     for listed in (sealed, sealed.with_deleted(7), sealed.with_deleted(7).with_ledgers_condemned()):
         assert unpack_log_node(pack_log_node(listed, TOKEN)) == (listed, TOKEN)
 
 
-def test_only_a_list_that_old_releases_would_damage_has_the_new_version() -> None:
+def test_only_lists_that_old_releases_would_damage_have_version_2() -> None:
     plain = schema.LogNode.FromString(pack_log_node(rolled(10), TOKEN))
     full = replace(rolled(10), config=LogConfig(degraded_segments=False))
     packed = pack_log_node(full, TOKEN)
@@ -88,7 +88,7 @@ def test_only_a_list_that_old_releases_would_damage_has_the_new_version() -> Non
 
 
 def test_a_segment_takes_64_bytes_at_most() -> None:
-    """Of a log that has grown for years, among ledgers of a large cluster."""
+    """Measured on a log that has grown for years in a large cluster."""
     listed = replace(EMPTY, owner_epoch=OwnerEpoch(100_000), owner=ANNA)
     at_us, offset = 1_900_000_000_000_000, 2**50
     listed = replace(listed, next_segment_id=SegmentId(10**6))
@@ -107,7 +107,7 @@ def test_a_segment_takes_64_bytes_at_most() -> None:
     assert (sizes[-1] - sizes[1]) / 18 <= 64
 
 
-def test_a_list_that_fits_into_no_node_is_refused_before_it_is_sent() -> None:
+def test_list_too_large_for_a_node_is_refused_before_sending() -> None:
     segments = rolled(*range(1000, 1001)).segments
     many = tuple(
         replace(
@@ -125,7 +125,7 @@ def test_a_list_that_fits_into_no_node_is_refused_before_it_is_sent() -> None:
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_are_read_or_refused(data: bytes) -> None:
+def test_random_bytes_are_refused(data: bytes) -> None:
     with pytest.raises((BadMetadata, UnsupportedVersion)):
         unpack_log_node(data)
 
@@ -144,7 +144,7 @@ def _message() -> schema.LogNode:
     return schema.LogNode.FromString(pack_log_node(rolled(10, 20, 30), TOKEN))
 
 
-def test_what_breaks_a_rule_is_not_believed() -> None:
+def test_stored_list_that_breaks_a_rule_is_rejected() -> None:
     lies = [_message() for _ in range(9)]
     lies[0].segments[0].is_closed = False
     lies[1].segments[1].ledger_id = lies[1].segments[0].ledger_id
@@ -160,10 +160,10 @@ def test_what_breaks_a_rule_is_not_believed() -> None:
             unpack_log_node(lie.SerializeToString())
 
 
-def test_what_is_newer_is_left_alone() -> None:
+def test_list_of_a_newer_format_is_rejected() -> None:
     newer = [_message(), _message()]
     newer[0].format_version = 3
-    newer[1].state = 9  # type: ignore[assignment]  # Of a release to come.
+    newer[1].state = 9  # type: ignore[assignment]  # A state of a future release.
     for message in newer:
         with pytest.raises(UnsupportedVersion):
             unpack_log_node(message.SerializeToString())

@@ -1,4 +1,4 @@
-"""LS15: a named producer learns how far it has come, however long ago that was, and older epochs are fenced."""
+"""LS15: named producers learn their progress, however old, and older epochs are fenced."""
 
 import random
 from typing import Final
@@ -46,7 +46,7 @@ class Story:
         self.tail = 0
 
     def begin(self, now_us: int = NOW_US, who: bytes = NAME) -> tuple[int, int | None, int | None]:
-        """The epoch, and what its producer learns."""
+        """Returns the epoch, and the progress that its producer learns."""
         progress = self.known.begin(who, now_us)
         self.known.on_begun(progress.begun, Offset(self.tail), now_us)
         return progress.begun.epoch, progress.records, progress.last_offset
@@ -62,7 +62,7 @@ class Story:
         self.tail = end
 
     def restored(self) -> "Story":
-        """As the next owner has it."""
+        """The state as the next owner restores it."""
         counts = self.known.pack_counts()
         again = Story(Producers.unpack(self.known.pack(), counts=counts))
         again.tail = self.tail
@@ -71,20 +71,20 @@ class Story:
         return again
 
 
-def test_a_new_producer_begins_with_nothing() -> None:
+def test_new_producer_has_no_progress() -> None:
     story = Story()
     assert story.begin() == (NOW_US // 1_000_000, 0, None)
 
 
-def test_a_producer_goes_on_in_each_life() -> None:
+def test_restarted_producer_learns_its_progress() -> None:
     story = Story()
     for life in range(5):
         epoch, records, last = story.begin()
         assert epoch == NOW_US // 1_000_000 + life
         assert (records, last) == (life * 300, story.tail - 6 if life else None)
-        for seq in range(100):  # More than are remembered.
+        for seq in range(100):  # More batches than are remembered.
             story.append(epoch, seq, 3)
-        story.append(0, 0, 5, who=b"%d" % life)  # Somebody else.
+        story.append(0, 0, 5, who=b"%d" % life)  # Another producer.
         story = story.restored()
 
 
@@ -124,7 +124,7 @@ def test_named_producer_outlives_years_and_many_other_producers() -> None:
     assert story.begin(late_us)[1:] == (7, 6)
 
 
-def test_of_too_many_named_ones_the_longest_unused_goes() -> None:
+def test_longest_unused_named_producer_is_dropped_at_the_limit() -> None:
     story = Story()
     story.begin(who=b"first")
     for number in range(module.NAMED_MAX):
@@ -134,7 +134,7 @@ def test_of_too_many_named_ones_the_longest_unused_goes() -> None:
     assert not story.known.begin(b"0", NOW_US).begun.is_new
 
 
-def test_named_ones_with_many_batches_leave_room_for_others() -> None:
+def test_named_producers_leave_room_for_other_producers() -> None:
     story = Story()
     for number in range(module.BATCHES_MAX // 64 + 100):
         who = b"%d" % number
@@ -149,7 +149,7 @@ def test_named_ones_with_many_batches_leave_room_for_others() -> None:
     assert story.known.bytes == before
 
 
-def test_memory_that_is_short_takes_named_ones_last() -> None:
+def test_short_memory_drops_named_producers_last() -> None:
     story = Story()
     story.begin()
     for number in range(100):
@@ -161,7 +161,7 @@ def test_memory_that_is_short_takes_named_ones_last() -> None:
     assert len(story.known) == 1
 
 
-def test_numbers_that_a_program_chose_itself_are_counted_too() -> None:
+def test_batches_with_a_chosen_epoch_are_counted() -> None:
     """The shell's `append --producer` chooses epoch 0."""
     story = Story()
     for seq in range(200):
@@ -173,7 +173,7 @@ def test_numbers_that_a_program_chose_itself_are_counted_too() -> None:
 
 
 @pytest.mark.parametrize(("batches", "records"), [(1, 1), (64, 64), (65, None)])
-def test_what_an_owner_that_does_not_count_has_left_is_not_guessed(
+def test_records_uncounted_by_an_old_owner_are_not_guessed(
     batches: int, records: int | None
 ) -> None:
     story = Story()
@@ -185,7 +185,7 @@ def test_what_an_owner_that_does_not_count_has_left_is_not_guessed(
         story = story.restored()
 
 
-def test_an_owner_that_does_not_count_leaves_a_named_one_uncounted() -> None:
+def test_named_producer_of_an_old_owner_stays_uncounted() -> None:
     story = Story()
     epoch, *_ = story.begin()
     story.append(epoch, 0)
@@ -193,7 +193,7 @@ def test_an_owner_that_does_not_count_leaves_a_named_one_uncounted() -> None:
     assert story.begin()[1:] == (None, 0)
 
 
-def test_epochs_never_go_back_and_come_to_an_end() -> None:
+def test_epochs_never_go_back_and_can_be_exhausted() -> None:
     story = Story()
     epoch, *_ = story.begin()
     assert story.begin(NOW_US - YEAR_US)[0] == epoch + 1
@@ -204,8 +204,8 @@ def test_epochs_never_go_back_and_come_to_an_end() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_whatever_is_appended_the_next_owner_says_the_same(seed: int) -> None:
-    """LS5: from a snapshot at any place, by replay."""
+def test_replay_restores_the_same_producers(seed: int) -> None:
+    """LS5: by replay from any snapshot."""
     chance = random.Random(seed)
     known = LogMemory(LogConfig(dedupe_batches=4, dedupe_age_s=10))
     known.timestamp_us = NOW_US
@@ -238,7 +238,7 @@ def test_whatever_is_appended_the_next_owner_says_the_same(seed: int) -> None:
         assert again.pack_counts() == known.pack_counts()
 
 
-def test_counts_that_make_no_sense_are_refused() -> None:
+def test_invalid_counts_are_rejected() -> None:
     story = Story()
     story.begin()
     for counts in (b"\x02", b"\x01abc"):
@@ -246,7 +246,7 @@ def test_counts_that_make_no_sense_are_refused() -> None:
             Producers.unpack(story.known.pack(), counts=counts)
 
 
-def test_a_producer_that_nobody_knows_any_more_is_not_counted_from_nothing() -> None:
+def test_forgotten_producer_is_not_counted_from_zero() -> None:
     known = Producers()
     known.on_begun(ProducerBegun(NAME, NAMED_EPOCH_MIN, is_new=False), Offset(5), NOW_US)
     assert known.begin(NAME, NOW_US).records is None

@@ -35,7 +35,7 @@ def test_size_is_the_larger_of_stored_and_unpacked() -> None:
 
 
 def test_claimed_size_counts_up_to_what_a_block_may_have() -> None:
-    """LB3: a client's word does not put its principal into debt for an hour."""
+    """LB3: a client's claim must not exhaust its principal's quota for an hour."""
     block = bytearray(packed(MIB))
     struct.pack_into("<I", block, 56, 2**32 - 1)
     assert opened_bytes_of(bytes(block)) == BATCH_BYTES_CEILING
@@ -45,7 +45,7 @@ def test_runs_unpack_to_no_more_than_the_limit() -> None:
     """LB3"""
     blocks = [packed(MIB, n) for n in range(10)]
     runs = list(opened_together(blocks))
-    assert [len(run) for run in runs] == [3, 3, 3, 1]  # Each has its directory besides.
+    assert [len(run) for run in runs] == [3, 3, 3, 1]  # Each block also has a directory.
     assert [block for run in runs for block in run] == blocks
     assert all(sum(map(opened_bytes_of, run)) <= OPENED_BYTES_MAX for run in runs)
 
@@ -57,13 +57,13 @@ def test_block_above_the_limit_is_a_run_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("stored_max", [1, len(PLAIN), 3 * len(PLAIN)])
-def test_runs_are_bounded_as_stored_too(stored_max: int) -> None:
+def test_runs_are_also_bounded_by_stored_size(stored_max: int) -> None:
     runs = list(opened_together([PLAIN] * 7, stored_max))
     assert sum(map(len, runs)) == 7
     assert all(len(run) == 1 or sum(map(len, run)) <= stored_max for run in runs)
 
 
-def test_nothing_is_no_run() -> None:
+def test_no_blocks_make_no_run() -> None:
     assert list(opened_together([])) == []
 
 

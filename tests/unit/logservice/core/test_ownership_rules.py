@@ -1,4 +1,4 @@
-"""Who may take a log, as a table."""
+"""Which server may take a log, as tables."""
 
 import pytest
 
@@ -38,14 +38,14 @@ def gone(_: ServerId) -> bool:
         (BERT, True, alive, None),
     ],
 )
-def test_claims_of_anna_by_the_list(
+def test_claim_depends_on_the_listed_owner(
     owner: ServerInfo | None, takes_logs: bool, is_alive: object, claim: Claim | None
 ) -> None:
     assert callable(is_alive)
     assert claim_by_list(owner, ANNA.server_id, is_alive, takes_logs=takes_logs) == claim
 
 
-def test_an_owner_that_answers_is_named() -> None:
+def test_responding_owner_is_named_in_not_owner() -> None:
     owned = EMPTY.with_owner(BERT)
     with pytest.raises(NotOwner) as raised:
         claim_on_living(owned, refuses=False, wait_ns=0)
@@ -61,7 +61,7 @@ def test_log_of_an_owner_that_refuses_connections_is_taken_over() -> None:
 
 
 @pytest.mark.parametrize(("wait_ns", "retry_ms"), [(300_000_000, 300), (60 * S, 1000)])
-def test_a_log_that_was_taken_lately_is_left_alone(wait_ns: int, retry_ms: int) -> None:
+def test_recently_taken_log_is_not_taken_again(wait_ns: int, retry_ms: int) -> None:
     """SV2."""
     with pytest.raises(OwnerChanging) as raised:
         claim_on_living(EMPTY.with_owner(BERT), refuses=True, wait_ns=wait_ns)
@@ -75,7 +75,7 @@ def test_preferred_server_is_suggested_if_alive_and_not_passed_over() -> None:
     other = next(each for each in suggestions.names if each != first)
     assert suggested_server(NAME, other, suggestions) == other
     assert suggested_server(NAME, other, suggestions, (other,)) == first
-    assert suggested_server(NAME, "dora", suggestions) == first, "it is not alive"
+    assert suggested_server(NAME, "dora", suggestions) == first, "dora is not alive"
     assert suggested_server(NAME, "", suggestions, suggestions.names) is None
 
 
@@ -92,26 +92,26 @@ OF_ANNA, OF_BERT = EMPTY.with_owner(ANNA), EMPTY.with_owner(BERT)
         (EMPTY, alive, False, None, True),
         (OF_BERT, alive, False, None, False),
         (OF_BERT, gone, False, None, True),
-        (OF_ANNA, alive, False, None, True),  # It was lost here.
-        (OF_ANNA, alive, True, None, False),  # It may be the opening that has been listed.
-        (OF_ANNA, alive, True, OF_ANNA, True),  # It was listed before the opening began.
+        (OF_ANNA, alive, False, None, True),  # This server has lost the log.
+        (OF_ANNA, alive, True, None, False),  # The list may be that of the opening.
+        (OF_ANNA, alive, True, OF_ANNA, True),  # The list is older than the opening.
         (opened_after(OF_ANNA), alive, True, OF_ANNA, False),
     ],
 )
-def test_when_no_owner_acts_by_a_list(
+def test_lack_of_an_owner_depends_on_list_and_opening(
     listed: LedgerList,
     is_alive: object,
     is_opening: bool,
     seen: LedgerList | None,
     expected: bool,
 ) -> None:
-    """As far as anna knows, which does not own the log."""
+    """As seen by anna, which does not own the log."""
     assert callable(is_alive)
     found = has_no_owner(listed, ANNA.server_id, is_alive, is_opening=is_opening, seen=seen)
     assert found is expected
 
 
-def test_only_its_owner_releases_a_list() -> None:
+def test_only_the_listed_owner_releases_a_list() -> None:
     assert released_by(OF_ANNA, ANNA.server_id).owner is None
     assert released_by(OF_BERT, ANNA.server_id) is OF_BERT
     assert released_by(EMPTY, ANNA.server_id) is EMPTY

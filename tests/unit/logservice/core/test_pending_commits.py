@@ -1,4 +1,4 @@
-"""LS1, LS4: nothing is answered before what it rests on is certain."""
+"""LS1, LS4: no response is sent before everything that it depends on is certain."""
 
 import random
 from typing import Final
@@ -25,8 +25,8 @@ def test_entries_are_settled_in_order_as_they_are_confirmed() -> None:
     assert settling.is_certain
 
 
-def test_an_answer_waits_for_what_it_rests_on() -> None:
-    """Else a client hears "the tail is 1", and after a takeover it is 0."""
+def test_response_waits_for_the_entries_it_depends_on() -> None:
+    """Otherwise a client could get the tail 1, and after a take-over it is 0."""
     settling = PendingCommits[str]()
     appended(settling, "a")
     settling.on_answered("the tail is 1")
@@ -35,7 +35,7 @@ def test_an_answer_waits_for_what_it_rests_on() -> None:
 
 
 def test_nothing_in_the_successor_is_settled_before_the_first_is_closed() -> None:
-    """LS1: closed elsewhere at another entry, the first one would take the successor with it."""
+    """LS1: if another server closes the first at another entry, the successor is dropped with it."""
     settling = PendingCommits[str]()
     appended(settling, "n0", "n1")
     assert settling.on_successor() == 1
@@ -49,7 +49,7 @@ def test_nothing_in_the_successor_is_settled_before_the_first_is_closed() -> Non
 
 
 def test_roll_with_nothing_in_flight_makes_all_uncertain_until_the_close() -> None:
-    """The first one may be closed elsewhere at that very moment, and somebody else append."""
+    """Another server may close the first ledger at that moment and append."""
     settling = PendingCommits[str]()
     appended(settling, "n0")
     settling.on_confirmed(N, EntryId(0))
@@ -60,7 +60,7 @@ def test_roll_with_nothing_in_flight_makes_all_uncertain_until_the_close() -> No
     assert list(settling.on_closed()) == ["the tail is 1"]
 
 
-def test_there_is_no_third_ledger() -> None:
+def test_second_successor_is_rejected() -> None:
     """LS3."""
     settling = PendingCommits[str]()
     settling.on_successor()
@@ -68,7 +68,7 @@ def test_there_is_no_third_ledger() -> None:
         settling.on_successor()
 
 
-def test_what_is_given_up_is_all_that_waits() -> None:
+def test_give_up_returns_all_pending_items() -> None:
     settling = PendingCommits[str]()
     appended(settling, "a", "b")
     settling.on_answered("c")
@@ -78,8 +78,8 @@ def test_what_is_given_up_is_all_that_waits() -> None:
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_order_holds_whatever_comes_when(seed: int) -> None:
-    """Everything is settled exactly once, in the order of decisions, none before its time."""
+def test_random_events_settle_each_item_once_and_in_order(seed: int) -> None:
+    """Each item is settled exactly once, in the order of decisions, and only when it is certain."""
     chance = random.Random(seed)
     settling = PendingCommits[tuple[str, int, int, int]]()
     decided, told = list[tuple[str, int, int, int]](), list[tuple[str, int, int, int]]()

@@ -44,7 +44,7 @@ def filled(count: int, config: LogConfig = module.DEFAULT) -> Producers:
     return found
 
 
-def test_what_is_sent_again_is_answered_with_its_first_place() -> None:
+def test_retry_returns_its_original_offsets() -> None:
     known = filled(5)
     assert [known.find(ref(seq), 9) for seq in range(5)] == [
         batch(10 * seq, seq, 10) for seq in range(5)
@@ -52,8 +52,8 @@ def test_what_is_sent_again_is_answered_with_its_first_place() -> None:
     assert known.find(ref(5), 9) is None
 
 
-def test_what_differs_is_no_retry() -> None:
-    """Its sender would take the first one's offsets for its own, and the records be gone."""
+def test_different_batch_with_the_same_number_is_refused() -> None:
+    """Otherwise its sender would take the first batch's offsets for its own, and its records be lost."""
     known = filled(5)
     known.on_batch(ref(5), batch(50, 9, 3), 17)
     newest, older = known.find(ref(5), 9), known.find(ref(4), 9)
@@ -62,7 +62,7 @@ def test_what_differs_is_no_retry() -> None:
     known.check_same(ref(5), newest, 3, 17)
     with pytest.raises(DuplicateDiffers):
         known.check_same(ref(5), newest, 3, 18)
-    # Of older ones, and behind a snapshot, only the number of records is known.
+    # For older batches, and after a snapshot, only the number of records is known.
     known.check_same(ref(4), older, 10, 18)
     with pytest.raises(DuplicateDiffers):
         known.check_same(ref(4), older, 9, 18)
@@ -72,15 +72,15 @@ def test_what_differs_is_no_retry() -> None:
         known.check_same(ref(5), newest, 4, 17)
 
 
-def test_a_gap_is_refused_and_says_what_is_expected() -> None:
-    """Else the batches that were overtaken could never be appended in order."""
+def test_gap_is_refused_with_the_expected_number() -> None:
+    """Otherwise the batches that were overtaken could never be appended in order."""
     with pytest.raises(ProducerGap) as refusal:
         filled(5).find(ref(6), 9)
     assert refusal.value.ids["expected"] == 5
 
 
-def test_somebody_unknown_begins_with_zero() -> None:
-    """The producer's first batches may still be on their way, from a time before this owner."""
+def test_unknown_producer_must_begin_with_zero() -> None:
+    """Its first batches may still be pending, from a time before this owner."""
     with pytest.raises(ProducerGap) as refusal:
         Producers().find(ref(3), 0)
     assert refusal.value.ids["expected"] == 0
@@ -94,12 +94,14 @@ def test_a_newer_epoch_begins_with_zero_and_fences_the_older() -> None:
     known.on_batch(ref(0, epoch=2), batch(50, 9), CRC)
     with pytest.raises(ProducerFenced):
         known.find(ref(5), 9)
-    with pytest.raises(ProducerFenced):  # Though it was appended: nobody asks for it any more.
+    with pytest.raises(
+        ProducerFenced
+    ):  # It is refused although it was appended: the older epoch is fenced.
         known.find(ref(4), 9)
     assert known.find(ref(0, epoch=2), 9) == batch(50, 9)
 
 
-def test_beyond_the_window_it_is_only_known_to_have_been_appended() -> None:
+def test_batch_older_than_the_window_is_reported_as_applied() -> None:
     known = filled(100)
     assert known.find(ref(36), 100) == batch(360, 36, 10)
     with pytest.raises(DuplicateTooOld) as refusal:
@@ -108,7 +110,7 @@ def test_beyond_the_window_it_is_only_known_to_have_been_appended() -> None:
     assert refusal.value.ids["first_remembered"] == 36
 
 
-def test_a_window_that_was_made_narrower_or_wider() -> None:
+def test_window_can_be_narrowed_and_widened() -> None:
     known = filled(64)
     known.configure(LogConfig(dedupe_batches=2))
     known.on_batch(ref(64), batch(640), CRC)
@@ -120,7 +122,7 @@ def test_a_window_that_was_made_narrower_or_wider() -> None:
     assert known.find(ref(63), 0) == batch(630, 63, 10)
 
 
-def test_who_was_silent_for_a_day_of_the_logs_time_is_forgotten() -> None:
+def test_producer_silent_for_a_day_of_log_time_is_forgotten() -> None:
     known = filled(5)
     assert known.find(ref(5), DAY_US + 4) is None
     with pytest.raises(ProducerGap):
@@ -131,7 +133,7 @@ def test_who_was_silent_for_a_day_of_the_logs_time_is_forgotten() -> None:
         known.find(ref(5), DAY_US + 5)
 
 
-def test_the_longest_unused_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_longest_unused_producer_is_dropped_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PRODUCERS_MAX", 3)
     known = Producers()
     for name in b"abcad":
@@ -143,7 +145,7 @@ def test_the_longest_unused_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(known.find(ref(0, who=who), 0) for who in (b"a", b"c", b"d"))
 
 
-def test_what_is_remembered_fits_into_one_snapshot() -> None:
+def test_full_producer_memory_fits_into_one_snapshot() -> None:
     """The most producers, each with the longest name; then one with the largest window."""
     known = Producers(LogConfig(dedupe_batches=1024))
     for number in range(module.PRODUCERS_MAX + 100):
@@ -156,8 +158,8 @@ def test_what_is_remembered_fits_into_one_snapshot() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_replay_knows_what_was_known(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """LS5: from any snapshot on, since everything follows from the blocks alone."""
+def test_replay_restores_the_same_state(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """LS5: from any snapshot, since the state depends only on the blocks."""
     monkeypatch.setattr(module, "PRODUCERS_MAX", 4)
     monkeypatch.setattr(module, "BATCHES_MAX", 20)
     chance = random.Random(seed)
@@ -190,7 +192,7 @@ def test_a_replay_knows_what_was_known(seed: int, monkeypatch: pytest.MonkeyPatc
         assert replayed.pack() == known.pack()
 
 
-def test_a_damaged_snapshot_is_told() -> None:
+def test_damaged_snapshot_is_rejected() -> None:
     packed = filled(3).pack()
     for cut in range(len(packed)):
         with pytest.raises(BadMetadata):
@@ -200,7 +202,7 @@ def test_a_damaged_snapshot_is_told() -> None:
     assert Producers.unpack(packed).pack() == packed
 
 
-def test_time_that_nobody_lived_through_makes_nobody_forgotten() -> None:
+def test_time_without_an_owner_does_not_age_producers() -> None:
     """LT1: between two owners, and when a clock is set."""
     known = filled(3)
     known.on_unlived(2, 2 + 10 * DAY_US)
@@ -209,14 +211,14 @@ def test_time_that_nobody_lived_through_makes_nobody_forgotten() -> None:
     assert known.find(ref(1), later_us + DAY_US) == batch(10, 1, 10)
     known.on_batch(ref(0, who=b"b"), batch(30, later_us + DAY_US), CRC)
     assert len(known) == 2
-    with pytest.raises(ProducerGap):  # A day of owners' time is one.
+    with pytest.raises(ProducerGap):  # A day with an owner counts.
         known.find(ref(3), later_us + DAY_US + 1)
     known.on_batch(ref(1, who=b"b"), batch(31, later_us + DAY_US + 1), CRC)
     assert len(known) == 1
 
 
-def test_logs_share_one_memory_and_the_largest_gives() -> None:
-    """LS11: of a server; a log with few producers keeps them."""
+def test_memory_limit_evicts_from_the_largest_log() -> None:
+    """LS11: all logs of a server share the limit; a log with few producers keeps them."""
     budget, large, small = ProducerMemory(100_000), Producers(), Producers()
     for each in (large, small):
         budget.add(each)
@@ -226,7 +228,7 @@ def test_logs_share_one_memory_and_the_largest_gives() -> None:
         assert budget.bytes == large.bytes + small.bytes <= 100_000
     assert small.find(ref(0, who=b"quiet"), 0) == batch(0)
     assert large.find(ref(0, who=b"4999"), 0) == batch(4999)
-    assert large.find(ref(0, who=b"0"), 0) is None  # The longest unused went.
+    assert large.find(ref(0, who=b"0"), 0) is None  # The longest unused producer was dropped.
     assert Producers.unpack(large.pack()).bytes == large.bytes
     budget.remove(large)
     budget.remove(large)
@@ -235,8 +237,8 @@ def test_logs_share_one_memory_and_the_largest_gives() -> None:
     assert budget.bytes == small.bytes
 
 
-def test_what_a_producer_takes_is_what_is_counted() -> None:
-    """With one batch each, as those of lone appends and keys: within a quarter."""
+def test_counted_bytes_match_the_memory_used() -> None:
+    """Within a quarter, for producers with one batch each."""
     tracemalloc.start()
     try:
         before, _ = tracemalloc.get_traced_memory()

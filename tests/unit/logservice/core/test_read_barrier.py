@@ -1,9 +1,9 @@
-"""LS10: a barrier takes something that was sent after the question."""
+"""LS10: a barrier needs an entry that was sent after the request."""
 
 from rollbook.logservice.core.read_barrier import Barriers
 
 
-def test_any_append_behind_the_question_will_do() -> None:
+def test_append_after_the_request_serves_the_barrier() -> None:
     barriers = Barriers[str]()
     barriers.on_asked("a")
     barriers.on_asked("b")
@@ -12,8 +12,8 @@ def test_any_append_behind_the_question_will_do() -> None:
     assert not barriers.needs_entry
 
 
-def test_what_was_sent_before_the_question_proves_nothing() -> None:
-    """It may be confirmed by answers from a time before the log was taken over."""
+def test_entry_sent_before_the_request_does_not_count() -> None:
+    """Its confirmations may date from before the log was taken over."""
     barriers = Barriers[str]()
     assert barriers.on_sent() == []
     barriers.on_asked("a")
@@ -21,7 +21,7 @@ def test_what_was_sent_before_the_question_proves_nothing() -> None:
     assert barriers.needs_entry
 
 
-def test_who_asks_while_an_entry_is_on_its_way_shares_the_next_one() -> None:
+def test_requests_during_a_pending_entry_share_the_next_one() -> None:
     barriers = Barriers[str]()
     barriers.on_asked("a")
     assert barriers.on_sent(is_ours=True) == ["a"]

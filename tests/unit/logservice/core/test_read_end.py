@@ -1,4 +1,4 @@
-"""A bounded read ends exactly at its bound, in the middle of a block, too."""
+"""A bounded read ends exactly at its bound, also in the middle of a block."""
 
 import pytest
 
@@ -59,11 +59,11 @@ def test_earlier_of_two_read_bounds_counts() -> None:
 
 
 @pytest.mark.parametrize("end", [until(10), until(5), until(None, 100), until(None, 0)])
-def test_what_lies_behind_the_end_is_not_told(end: Until) -> None:
+def test_records_after_the_bound_are_not_returned(end: Until) -> None:
     assert end.cut(ALL) == (None, True)
 
 
-def test_an_end_is_reached_before_anything_is_read() -> None:
+def test_bound_at_the_start_is_reached_at_once() -> None:
     assert until(10).is_reached(Offset(10))
     assert not until(11).is_reached(Offset(10))
     assert not until(None, 5).is_reached(Offset(10))
@@ -81,14 +81,14 @@ def test_an_end_is_reached_before_anything_is_read() -> None:
         (100, 1, (A,), 13),
     ],
 )
-def test_it_is_cut_to_size_and_holds_a_record_at_least(
+def test_records_are_cut_to_size_but_keep_at_least_one(
     records_max: int, bytes_max: int, blocks: tuple[bytes, ...], end: int
 ) -> None:
     found = cut_to_size(ALL, records_max, bytes_max)
     assert found == Records(blocks, Offset(10), Offset(end))
 
 
-def test_the_first_block_may_begin_before_what_was_asked_for() -> None:
+def test_first_block_may_begin_before_the_start_offset() -> None:
     inner = Records((A, B), Offset(12), Offset(16))
     assert cut_to_size(inner, 1, 10**6) == Records((A,), Offset(12), Offset(13))
     assert cut_to_size(inner, 2, 10**6) == Records((A, B), Offset(12), Offset(14))

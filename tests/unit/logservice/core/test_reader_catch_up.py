@@ -46,7 +46,7 @@ def owner_tail(tail: int, *, uid: str = OURS, last_entry: int | None = None) -> 
 def answered(
     rule: ReaderProgress, answer: LogTail | None, position: int, now_s: float
 ) -> Sequence[CaughtUp | Progress]:
-    """The events after all that bookies know was read, and the owner was asked."""
+    """The events after everything that bookies report was read and the owner was asked."""
     rule.on_all_read()
     if answer is not None:
         rule.on_owner_tail(answer, OURS)
@@ -83,8 +83,8 @@ def test_a_reader_has_caught_up_when_it_has_read_up_to_the_owners_answer() -> No
     assert rule.on_owner_awaited(Offset(4)) == ()
 
 
-def test_an_earlier_report_of_the_owner_is_no_answer() -> None:
-    """RL6: only a tail given after the question counts."""
+def test_earlier_owner_report_does_not_count_as_an_answer() -> None:
+    """RL6: only a tail given after the request counts."""
     rule = progress()
     assert rule.on_owner_tail(owner_tail(4), OURS)
     assert not rule.is_live
@@ -104,7 +104,7 @@ def test_a_reader_at_the_owner_catches_up_at_the_owners_tail() -> None:
 
 
 def test_reader_of_a_log_without_an_owner_catches_up_at_its_lists_end() -> None:
-    """RL6: and says that it waits for the next owner."""
+    """RL6: it reports that it waits for the next owner."""
     rule = progress()
     assert rule.on_owner_awaited(Offset(7)) == (CaughtUp(Offset(7)),)
     assert rule.waits_for is WaitsFor.OWNER
@@ -127,10 +127,10 @@ def test_reader_that_lags_without_an_owner_names_the_tail_it_knows() -> None:
     assert rule.on_memory_lost(None) == (FellBehind(Offset(5)),)
 
 
-# --- Unsure ---------------------------------------------------------------------------------------
+# --- Unreachable owner ---------------------------------------------------------------------------------------
 
 
-def test_an_owner_that_cannot_be_asked_is_reported_once() -> None:
+def test_unreachable_owner_is_reported_once() -> None:
     """RL6."""
     rule = progress()
     rule.on_list(rolled(10))
@@ -141,7 +141,7 @@ def test_an_owner_that_cannot_be_asked_is_reported_once() -> None:
     assert not rule.is_live
 
 
-def test_it_is_reported_again_after_the_reader_was_sure() -> None:
+def test_unreachable_owner_is_reported_again_after_an_answer() -> None:
     """RL6."""
     rule = progress()
     assert answered(rule, None, 1, 0.0) != ()
@@ -158,8 +158,8 @@ def test_an_owner_that_did_not_answer_is_asked_again_after_a_pause() -> None:
     assert rule.may_ask(10.0 + ASK_AGAIN_S)
 
 
-def test_news_during_the_pause_does_not_make_it_longer() -> None:
-    """RL6: appends less than a pause apart once kept a reader unsure for as long as they came."""
+def test_new_records_do_not_extend_the_pause() -> None:
+    """RL6: otherwise frequent appends would keep the reader unsure for as long as they last."""
     rule = progress()
     answered(rule, None, 1, 10.0)
     for step in range(1, 4):
@@ -205,7 +205,9 @@ def test_the_owner_confirms_entries_of_the_ledger_that_it_names() -> None:
 
 @pytest.mark.parametrize("waits_for", list(WaitsFor))
 @pytest.mark.parametrize("is_sure", [False, True])
-def test_nothing_is_missing_only_if_that_is_certain(waits_for: WaitsFor, is_sure: bool) -> None:
+def test_waiting_for_nothing_is_reported_only_if_certain(
+    waits_for: WaitsFor, is_sure: bool
+) -> None:
     """RL6."""
     rule = progress()
     rule.waits_for = waits_for
@@ -239,7 +241,7 @@ def test_a_reader_waits_for_a_replica_until_it_has_read_from_one() -> None:
     ]
 
 
-def test_the_lag_is_estimated_by_what_was_read() -> None:
+def test_lag_is_estimated_from_the_records_read() -> None:
     """RL3: in bytes by the mean size of a record, in time by the age of the last one."""
     rule = progress()
     rule.on_records(Offset(0), Offset(4), 400)
@@ -258,7 +260,7 @@ def test_the_lag_is_estimated_by_what_was_read() -> None:
         (5, 70, 100, 30),
     ],
 )
-def test_a_lag_in_time_needs_a_record_and_one_that_follows(
+def test_time_lag_needs_a_read_record_and_a_later_one(
     tail: int, last_timestamp_us: int, now_us: int, lag_us: int
 ) -> None:
     """RL3."""

@@ -30,7 +30,7 @@ from tests.unit.logservice.core.blocks import BlockSource, batches, stamped_at
 
 
 @given(batches())
-def test_what_was_packed_is_read(batch: BlockSource) -> None:
+def test_batch_survives_a_round_trip(batch: BlockSource) -> None:
     packed = batch.pack()
     info = check_block(packed, CEILING)
     assert (info.count, info.producer, info.bytes) == (
@@ -60,9 +60,7 @@ def test_what_was_packed_is_read(batch: BlockSource) -> None:
 
 
 @given(batches(), st.data())
-def test_a_run_of_records_is_what_all_of_them_have_there(
-    batch: BlockSource, data: st.DataObject
-) -> None:
+def test_range_of_records_equals_a_slice_of_all(batch: BlockSource, data: st.DataObject) -> None:
     block = Block(stamped_at(batch.pack(), 1000))
     start = data.draw(st.integers(0, block.count))
     end = data.draw(st.integers(start, block.count))
@@ -79,10 +77,8 @@ def test_a_run_of_records_is_what_all_of_them_have_there(
 @pytest.mark.parametrize("count", [31, 32, 33, 63, 64, 100, 255, 4096, 4097])
 @pytest.mark.parametrize("other", [None, 0, 1, 15, -1])
 @pytest.mark.parametrize("size", [0, 1, 40])
-def test_strings_of_one_size_are_cut_as_any_others(
-    size: int, count: int, other: int | None
-) -> None:
-    """One of them may have another size, first and last included; and where one begins does not matter."""
+def test_strings_of_equal_size_are_read_correctly(size: int, count: int, other: int | None) -> None:
+    """One string may have another size, also the first or last, and a range may start anywhere."""
     values = [bytes([number % 251]) * size for number in range(count)]
     if other is not None:
         values[other] = b"another"
@@ -96,7 +92,7 @@ def test_strings_of_one_size_are_cut_as_any_others(
 
 
 @pytest.mark.parametrize("codec", Codec)
-def test_strings_whose_sizes_make_up_for_each_other_are_not_of_one_size(codec: Codec) -> None:
+def test_strings_of_equal_mean_size_are_read_correctly(codec: Codec) -> None:
     values = [b"aaaa", b"bbb", b"ccccc", *[b"dddd"] * 61]
     headers = [{f"{number:02}": value} for number, value in enumerate(values)]
     block = Block(pack_block(values, headers=headers, codec=codec))
@@ -106,7 +102,7 @@ def test_strings_whose_sizes_make_up_for_each_other_are_not_of_one_size(codec: C
 
 
 @given(batches())
-def test_the_server_writes_its_half_and_nothing_else(batch: BlockSource) -> None:
+def test_stamping_changes_only_the_servers_half(batch: BlockSource) -> None:
     packed = batch.pack()
     block = stamped(
         packed,
@@ -123,12 +119,14 @@ def test_the_server_writes_its_half_and_nothing_else(batch: BlockSource) -> None
     assert read.producer == batch.producer
     is_packed = read.codec is not Codec.NONE
     assert packed_body_of(block) == (read.unpacked_bytes if is_packed else 0)
-    assert check_block(block, CEILING) == check_block(packed, CEILING)  # A retry of what was read.
+    assert check_block(block, CEILING) == check_block(
+        packed, CEILING
+    )  # A block that was read may be sent again.
 
 
 @pytest.mark.parametrize("codec", list(Codec))
 @pytest.mark.parametrize("before", [None, ProducerRef(b"p" * 16, 1, 7), ProducerRef(b"abc", 0, 0)])
-def test_a_batch_given_a_producer_is_what_it_would_have_been(
+def test_replacing_the_producer_equals_packing_with_it(
     before: ProducerRef | None, codec: Codec
 ) -> None:
     values = [b"a" * 40, b"bc"] * 20
@@ -136,18 +134,18 @@ def test_a_batch_given_a_producer_is_what_it_would_have_been(
     block = pack_block(values, producer=before, codec=codec)
     expected = pack_block(values, producer=after, codec=codec)
     assert with_producer(block, after) == expected
-    assert with_producer(stamped_at(block), after) == expected  # One that was read from a log.
+    assert with_producer(stamped_at(block), after) == expected  # A block that was read from a log.
     assert (producer_of(block), producer_of(expected)) == (before, after)
 
 
-def test_a_new_producer_hides_no_damage() -> None:
+def test_replacing_the_producer_rejects_a_damaged_block() -> None:
     block = bytearray(pack_block([b"value"] * 3))
     block[-9] ^= 1
     with pytest.raises(BadChecksum):
         with_producer(bytes(block), ProducerRef(b"p", 0, 0))
 
 
-def test_columns_are_buffers_as_arrow_lays_them_out() -> None:
+def test_columns_have_the_arrow_layout() -> None:
     block = Block(
         stamped_at(
             pack_block([b"ab", b"", b"cde"], keys=[None, b"k", b""], event_times=[7, None, 9])
@@ -168,7 +166,7 @@ def test_columns_are_buffers_as_arrow_lays_them_out() -> None:
     assert block.section(Section.HEADER_OFFSETS) is None
 
 
-def test_a_codec_is_used_where_it_pays() -> None:
+def test_codec_is_used_only_if_it_saves_bytes() -> None:
     same = pack_block([b"the same again"] * 1000, codec=Codec.ZSTD)
     info = check_block(same, CEILING)
     assert info.codec is Codec.ZSTD
@@ -194,8 +192,8 @@ def test_a_control_block_has_no_records() -> None:
     assert (block.values(), block.records(), block.keys()) == ([], [], [])
 
 
-def test_a_name_twice_in_a_record_reads_as_its_last() -> None:
-    """Packed from a mapping there is none; but a client may send what it likes."""
+def test_repeated_header_name_reads_as_its_last_value() -> None:
+    """A block packed from a mapping has none, but a client may send any."""
     names = {"a": b"1", "b": b"2"}
     packed = pack_block([b""], headers=[names])
     twice = packed.replace(b"ab", b"aa")
@@ -221,7 +219,7 @@ def test_a_name_twice_in_a_record_reads_as_its_last() -> None:
         {"values": [b"x"], "event_times": [-(2**63)]},
     ],
 )
-def test_what_makes_no_batch_is_not_packed(wrong: dict[str, object]) -> None:
+def test_invalid_batch_is_not_packed(wrong: dict[str, object]) -> None:
     with pytest.raises(InvalidRequest):
         pack_block(**wrong)  # type: ignore[arg-type]  # Wrong on purpose.
 
@@ -240,8 +238,8 @@ def test_limits_hold_to_the_byte() -> None:
     assert Limits.of(LogConfig(batch_records_max=7)).batch_records_max == 7
 
 
-def test_whoever_reads_a_damaged_block_is_told_so() -> None:
-    """LB2: not one record of it is shown."""
+def test_reading_a_damaged_block_raises() -> None:
+    """LB2: no record of it is returned."""
     packed = bytearray(stamped_at(pack_block([b"value"] * 10)))
     packed[-20] ^= 1
     block = Block(bytes(packed))
@@ -252,13 +250,13 @@ def test_whoever_reads_a_damaged_block_is_told_so() -> None:
         Block(b"RBK\x01 and no more")
 
 
-def test_a_record_without_headers_cannot_lend_them_to_another() -> None:
+def test_shared_empty_headers_are_immutable() -> None:
     assert Block(stamped_at(pack_block([b"x"]))).records()[0].headers is NO_HEADERS
     with pytest.raises(TypeError):
         NO_HEADERS["a"] = b""  # type: ignore[index]  # Wrong on purpose.
 
 
-def test_clients_load_nothing_heavy_with_it() -> None:
+def test_import_of_record_blocks_loads_no_heavy_module() -> None:
     code = "import sys, rollbook.logservice.core.record_block; print(*sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
     loaded = {name.partition(".")[0] for name in found.stdout.split()}

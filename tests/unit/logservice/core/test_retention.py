@@ -1,4 +1,4 @@
-"""What has expired, and who has to do something about it. Segments end at 999 µs, 1999 µs, …"""
+"""Which segments have expired, and which need an owner. Segments end at 999 µs, 1999 µs, …"""
 
 from dataclasses import replace
 
@@ -30,7 +30,7 @@ def test_segments_expire_from_the_front_with_their_youngest_record() -> None:
     assert find_expired(listed, 86_400 * S + 1999, None) == Expiry(Offset(20), needs_owner=False)
 
 
-def test_a_young_segment_protects_what_is_behind_it() -> None:
+def test_young_segment_protects_later_segments() -> None:
     listed = aged(10, 20, 30)
     young = replace(listed.segments[1], last_timestamp_us=10**15)
     listed = replace(listed, segments=(listed.segments[0], young, *listed.segments[2:]))
@@ -39,8 +39,8 @@ def test_a_young_segment_protects_what_is_behind_it() -> None:
     assert expiry.head == 10
 
 
-def test_a_log_is_cut_to_its_size_never_below_it() -> None:
-    """Segments of 1000, 2000 and 3000 bytes, and one that is written."""
+def test_size_retention_never_cuts_below_its_limit() -> None:
+    """Segments of 1000, 2000 and 3000 bytes, and an open one."""
 
     def head(bytes_max: int) -> int | None:
         listed = aged(10, 20, 30, config=LogConfig(retention_bytes=bytes_max))
@@ -55,10 +55,10 @@ def test_a_log_is_cut_to_its_size_never_below_it() -> None:
         20,
         20,
     ]
-    assert head(0) == 30  # All that is closed.
+    assert head(0) == 30  # All closed segments expire.
 
 
-def test_a_mark_keeps_its_segment_and_all_behind_it() -> None:
+def test_mark_keeps_its_segment_and_later_ones() -> None:
     """LL6."""
     listed, late = aged(10, 20, 30), 86_400 * S + 2999
     assert find_expired(listed, late, Offset(0)) is None
@@ -69,8 +69,8 @@ def test_a_mark_keeps_its_segment_and_all_behind_it() -> None:
         assert expiry.head == head
 
 
-def test_what_cannot_be_freed_without_an_owner_gets_one() -> None:
-    """LL4: the last closed segment goes when another one has begun."""
+def test_expiry_of_the_last_closed_segment_needs_an_owner() -> None:
+    """LL4: the last closed segment is freed once another one has begun."""
     late = 86_400 * S + 2999
     written = aged(10, 20, 30)
     assert find_expired(written, late, None) == Expiry(Offset(30), needs_owner=True)
@@ -79,7 +79,7 @@ def test_what_cannot_be_freed_without_an_owner_gets_one() -> None:
     assert find_expired(idle, late + 1000, None) == Expiry(Offset(40), needs_owner=True)
 
 
-def test_of_a_log_that_is_empty_but_for_its_memory_nothing_is_wanted() -> None:
+def test_log_with_only_an_empty_segment_does_not_expire() -> None:
     late = 86_400 * S * 10
     idle = closed(aged(10), 1, 10, at_us=1999).with_head(Offset(10), Offset(10))
     assert [segment.records for segment in idle.segments] == [0]
@@ -110,7 +110,7 @@ def test_a_deleted_log_is_free_after_its_grace() -> None:
 @pytest.mark.parametrize(
     ("retention_s", "rolls_s"), [(None, 3600), (7200, 3600), (60, 60)], ids=str
 )
-def test_a_segment_is_not_written_for_longer_than_its_records_are_kept(
+def test_segment_rolls_no_later_than_its_retention_age(
     retention_s: int | None, rolls_s: int
 ) -> None:
     assert roll_age_s(LogConfig(roll_age_s=3600, retention_age_s=retention_s)) == rolls_s

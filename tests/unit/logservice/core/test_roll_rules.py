@@ -14,7 +14,7 @@ def limits(seed: int = 1) -> SegmentLimits:
     return SegmentLimits(CONFIG, random.Random(seed))
 
 
-def test_whichever_comes_first() -> None:
+def test_segment_rolls_at_the_first_limit_reached() -> None:
     reason = limits().reason_to_roll
     assert reason(1000, 10, 1.0, has_records=True) is None
     assert reason(110_000, 10, 1.0, has_records=True) == BYTES
@@ -33,7 +33,7 @@ def test_logs_that_were_made_together_do_not_roll_together() -> None:
     assert 65 < ages[-1] <= 66
 
 
-def test_another_configuration_holds_for_the_present_segment_too() -> None:
+def test_new_configuration_applies_to_the_open_segment() -> None:
     changed = limits()
     changed.configure(LogConfig(roll_age_s=10))
     assert changed.reason_to_roll(0, 0, 11.0, has_records=True) == AGE

@@ -1,4 +1,4 @@
-"""A reader's way from segment to segment: what it takes for a part of the log, and when it waits."""
+"""How a reader moves from segment to segment: which entries it accepts, and when it waits."""
 
 import random
 
@@ -77,7 +77,7 @@ def enter(trail: Trail, listed: LedgerList) -> Enter:
 
 
 ONE = begin(EMPTY, L1)
-TWO = begin(ONE, L2)  # Rolling: the first one is unclosed yet.
+TWO = begin(ONE, L2)  # Rolling: the first segment is not closed yet.
 
 
 def test_a_log_is_read_from_its_first_segment_to_its_end() -> None:
@@ -91,8 +91,8 @@ def test_a_log_is_read_from_its_first_segment_to_its_end() -> None:
     assert trail.pick(close(ONE, 0, 5).with_sealed(Offset(5))) == End()
 
 
-def test_a_successor_counts_iff_it_names_the_very_end_of_its_predecessor() -> None:
-    """RL2: nobody has to wait for the list to say so."""
+def test_successor_that_names_its_predecessors_end_is_read_at_once() -> None:
+    """RL2: the reader does not wait for the list."""
     trail = Trail(Offset(0))
     enter(trail, TWO)
     trail.on_entries([follows(-1, -1, 0), records(0, 3)])
@@ -104,7 +104,7 @@ def test_a_successor_counts_iff_it_names_the_very_end_of_its_predecessor() -> No
 
 @pytest.mark.parametrize("last_entry", [0, 2, -1])
 def test_a_successor_that_names_another_end_is_not_read(last_entry: int) -> None:
-    """It is discarded as a whole; the reader waits until the list says what follows instead."""
+    """The successor is discarded; the reader waits until the list names the next segment."""
     trail = Trail(Offset(0))
     enter(trail, TWO)
     trail.on_entries([follows(-1, -1, 0), records(0, 3)])
@@ -118,7 +118,7 @@ def test_a_successor_that_names_another_end_is_not_read(last_entry: int) -> None
     assert trail.on_entries([follows(1, 1, 3), records(3, 2)]) == [records(3, 2)]
 
 
-def test_a_successor_that_stayed_empty_says_nothing() -> None:
+def test_empty_successor_makes_the_reader_wait() -> None:
     trail = Trail(Offset(0))
     enter(trail, TWO)
     trail.on_entries([follows(-1, -1, 0)])
@@ -139,7 +139,7 @@ def test_a_successor_whose_first_entry_is_no_follows_is_not_read() -> None:
     assert trail.on_entries([records(3, 1)]) is None
 
 
-def test_empty_segments_in_the_middle_are_passed() -> None:
+def test_empty_segments_are_skipped() -> None:
     listed = begin(close(ONE, 0, 3), L2)
     listed = begin(close(listed, 1, 3), L3)
     trail = Trail(Offset(0))
@@ -164,15 +164,15 @@ def test_reader_that_starts_within_a_block_gets_the_whole_block() -> None:
     assert trail.next_offset == 10
 
 
-def test_blocks_below_the_start_are_not_told() -> None:
+def test_blocks_below_the_start_are_not_returned() -> None:
     trail = Trail(Offset(5))
     enter(trail, ONE)
     assert trail.on_entries([records(0, 5), records(5, 1)]) == [records(5, 1)]
 
 
 @pytest.mark.parametrize("base", [2, 4, 5])
-def test_blocks_that_do_not_continue_are_never_told(base: int) -> None:
-    """RL1: offsets are dense: what was returned is not returned again, and nothing is left out."""
+def test_blocks_that_overlap_or_leave_a_gap_are_lost_data(base: int) -> None:
+    """RL1: offsets are dense: no record is returned twice or left out."""
     trail = Trail(Offset(0))
     enter(trail, ONE)
     trail.on_entries([follows(-1, -1, 0), records(0, 3)])
@@ -188,7 +188,7 @@ def test_records_from_memory_out_of_order_are_lost_data(base: int) -> None:
         trail.on_memory([records(base, 2)])
 
 
-def test_memory_may_begin_within_a_block_and_ledgers_go_on_behind_it() -> None:
+def test_ledgers_continue_after_memory_that_begins_within_a_block() -> None:
     trail = Trail(Offset(1))
     trail.on_memory([records(0, 3)])
     assert trail.next_offset == 3
@@ -197,21 +197,21 @@ def test_memory_may_begin_within_a_block_and_ledgers_go_on_behind_it() -> None:
     assert step.first_entry is None
 
 
-def test_who_comes_from_memory_is_ahead_of_what_ledgers_confirm() -> None:
-    """Its writer confirms the last entries with the next ones only: what they hold was returned already."""
+def test_reader_from_memory_skips_entries_it_already_has() -> None:
+    """The writer confirms its last entries only with later ones; their records were returned already."""
     trail = Trail(Offset(0))
     trail.on_memory([records(0, 3), records(3, 2)])
     step = trail.pick(ONE)
     assert isinstance(step, Enter)
-    trail.enter(step.segment, EntryId(1))  # As far as is confirmed there.
+    trail.enter(step.segment, EntryId(1))  # The ledger is confirmed up to there.
     assert trail.on_entries([records(0, 3), records(3, 2), last := records(5, 1)]) == [last]
     assert trail.next_offset == 6
 
 
-def test_who_comes_from_memory_is_ahead_of_segments_that_an_old_list_lacks() -> None:
+def test_reader_from_memory_skips_records_of_segments_it_has_read() -> None:
     trail = Trail(Offset(0))
     trail.on_memory([records(0, 3), records(3, 2), records(5, 2)])
-    enter(trail, ONE)  # As a list says that is behind: it ends at 3, another follows by now.
+    enter(trail, ONE)  # The list is old: the segment ends at 3, and another one follows by now.
     assert trail.on_entries([records(0, 3)]) == []
     trail.on_end(EntryId(0))
     newer = close(TWO, 0, 3)
@@ -222,7 +222,7 @@ def test_who_comes_from_memory_is_ahead_of_segments_that_an_old_list_lacks() -> 
     assert trail.on_entries([records(5, 2), last]) == [last]
 
 
-def test_below_the_head_everything_is_gone() -> None:
+def test_position_below_the_head_is_gone() -> None:
     listed = begin(close(ONE, 0, 10), L2).with_head(Offset(4), Offset(10))
     trail = Trail(Offset(3))
     assert trail.pick(listed) == Gone(Offset(4))
@@ -230,7 +230,7 @@ def test_below_the_head_everything_is_gone() -> None:
     assert isinstance(trail.pick(listed), Enter)
 
 
-def test_a_reader_whose_segment_is_truncated_away_behind_it_goes_on() -> None:
+def test_reader_continues_after_its_finished_segment_is_truncated() -> None:
     listed = begin(close(ONE, 0, 3), L2)
     trail = Trail(Offset(0))
     enter(trail, listed)
@@ -241,7 +241,7 @@ def test_a_reader_whose_segment_is_truncated_away_behind_it_goes_on() -> None:
     assert enter(trail, truncated).segment.ledger_id == L2
 
 
-def test_a_reader_in_the_middle_of_a_segment_comes_back_to_his_entry() -> None:
+def test_reader_within_a_segment_resumes_at_its_entry() -> None:
     trail = Trail(Offset(0))
     enter(trail, ONE)
     trail.on_entries([follows(-1, -1, 0), records(0, 3)])
@@ -255,7 +255,7 @@ def test_reader_in_a_discarded_segment_finds_its_replacement() -> None:
     enter(trail, TWO)
     trail.on_entries([follows(-1, -1, 0), records(0, 3)])
     trail.on_end(EntryId(1))
-    enter(trail, TWO)  # And no entry of it has come when it is discarded.
+    enter(trail, TWO)  # It is discarded before any entry of it was read.
     settled = begin(close(TWO, 0, 3).with_discarded(SegmentId(1)), L3)
     assert enter(trail, settled).segment.ledger_id == L3
 
@@ -298,15 +298,15 @@ def test_times_are_found_in_the_first_segment_that_can_have_them() -> None:
     assert find_segment_at(ROW[:1], 101) is None
 
 
-def test_the_end_of_a_log_is_looked_for_from_the_last_settled_segment_on() -> None:
+def test_end_search_starts_at_the_last_settled_segment() -> None:
     assert [each.segment_id for each in from_last_settled(ROW)] == [3, 4]
     assert [each.segment_id for each in from_last_settled(ROW[:4])] == [3]
     assert list(from_last_settled(())) == []
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_every_record_is_told_once_whatever_befalls_the_list(seed: int) -> None:
-    """Rolls, discards, truncation below the reader, restarts of the reader: offsets stay dense."""
+def test_random_lists_yield_every_record_once(seed: int) -> None:
+    """Offsets stay dense through rolls and discards, from any start."""
     chance = random.Random(seed)
     ledgers: dict[LedgerId, list[bytes]] = {}
     listed, tail = EMPTY, 0

@@ -1,4 +1,4 @@
-"""LS5 to LS8: where order is decided."""
+"""LS5 to LS8: how the sequencer orders appends."""
 
 from typing import Final
 
@@ -37,7 +37,7 @@ MS: Final = 1_000_000
 
 
 class Log:
-    """A log with nothing but its order; what was placed, as blocks."""
+    """A log's sequencer, and the blocks that it has placed."""
 
     def __init__(self, *, is_exclusive: bool = False) -> None:
         self.memory = LogMemory()
@@ -104,14 +104,14 @@ def test_offsets_are_dense() -> None:
 
 
 def test_time_never_goes_back() -> None:
-    """LS7: a search for a time goes in order."""
+    """LS7: searches by time rely on the order."""
     log = Log()
     times = [log.append(wall_us=us).timestamp_us for us in (100, 50, 100, 101, 2**63)]
     assert times == [100, 100, 100, 101, TIMESTAMP_US_MAX]
 
 
 def test_deciding_changes_nothing() -> None:
-    """The ledger may have no room: then it was never asked."""
+    """If the ledger has no room, the append must leave no trace."""
     log = Log()
     before = log.memory.pack()
     log.decide(5, producer=ref(0), wall_us=7)
@@ -153,7 +153,7 @@ def test_retry_of_an_applied_append_is_answered_after_the_log_is_sealed() -> Non
         log.decide()
 
 
-def test_what_was_refused_is_not_remembered() -> None:
+def test_refused_appends_do_not_advance_the_producer() -> None:
     log = Log()
     log.append(producer=ref(0))
     with pytest.raises(OffsetMismatch):
@@ -166,7 +166,7 @@ def test_what_was_refused_is_not_remembered() -> None:
 # --- Conditions ---------------------------------------------------------------------------------
 
 
-def test_the_expected_offset() -> None:
+def test_append_at_a_wrong_expected_offset_is_refused() -> None:
     log = Log()
     log.append(5, condition=Condition(expected_offset=Offset(0)))
     with pytest.raises(OffsetMismatch) as refusal:
@@ -175,7 +175,7 @@ def test_the_expected_offset() -> None:
     log.append(condition=Condition(expected_offset=Offset(5)))
 
 
-def test_emptiness() -> None:
+def test_append_expecting_an_empty_log_is_refused_on_nonempty_log() -> None:
     log = Log()
     log.append(condition=Condition(must_be_empty=True))
     with pytest.raises(OffsetMismatch):
@@ -184,8 +184,8 @@ def test_emptiness() -> None:
         log.decide(condition=Condition(must_be_empty=True, expected_offset=Offset(1)))
 
 
-def test_stale_writer_is_told_it_is_fenced_not_where_the_tail_is() -> None:
-    """Else the client would read up to there, and try again, for ever."""
+def test_stale_writer_gets_stale_epoch_not_offset_mismatch() -> None:
+    """Otherwise the client would read up to the tail and retry for ever."""
     log = Log()
     old = log.acquire("a", AcquireMode.STEAL, 0, 0)
     new = log.acquire("b", AcquireMode.STEAL, 0, 0)
@@ -196,7 +196,7 @@ def test_stale_writer_is_told_it_is_fenced_not_where_the_tail_is() -> None:
     assert refusal.value.ids["fenced_at"] == 0
 
 
-def test_an_exclusive_log_wants_an_epoch() -> None:
+def test_exclusive_log_requires_a_writer_epoch() -> None:
     log = Log(is_exclusive=True)
     with pytest.raises(WriterRequired):
         log.decide()
@@ -206,7 +206,7 @@ def test_an_exclusive_log_wants_an_epoch() -> None:
         log.decide(condition=Condition(expected_offset=Offset(1)))
 
 
-def test_an_epoch_that_was_never_given_is_no_epoch() -> None:
+def test_epoch_that_was_never_granted_is_rejected() -> None:
     log = Log()
     for epoch in (0, 1, -1):
         with pytest.raises(InvalidRequest):
@@ -216,7 +216,7 @@ def test_an_epoch_that_was_never_given_is_no_epoch() -> None:
 # --- The exclusive writer -----------------------------------------------------------------------
 
 
-def test_a_writer_that_was_released_writes_no_more() -> None:
+def test_released_writer_epoch_is_stale() -> None:
     log = Log()
     epoch = log.acquire("a", AcquireMode.FAIL, 0, 0)
     log.memory.on_released(epoch)
@@ -225,7 +225,7 @@ def test_a_writer_that_was_released_writes_no_more() -> None:
     assert log.acquire("b", AcquireMode.FAIL, 0, 0) == epoch + 1
 
 
-def test_who_holds_it_is_stolen_from_or_waited_for() -> None:
+def test_held_epoch_is_granted_only_to_a_steal() -> None:
     log = Log()
     first = log.acquire("a", AcquireMode.FAIL, 0, 0)
     for mode in (AcquireMode.FAIL, AcquireMode.WAIT):
@@ -235,7 +235,7 @@ def test_who_holds_it_is_stolen_from_or_waited_for() -> None:
     assert log.acquire("b", AcquireMode.STEAL, 0, 1) == first + 1
 
 
-def test_a_lease_runs_out_unless_it_is_renewed() -> None:
+def test_lease_expires_unless_renewed() -> None:
     log = Log()
     log.acquire("a", AcquireMode.FAIL, 5000, 0)
     assert log.sequencer.held_for_ns(1000 * MS) == 4000 * MS
@@ -247,8 +247,10 @@ def test_a_lease_runs_out_unless_it_is_renewed() -> None:
 
 
 @pytest.mark.parametrize(("unheard_s", "held_s"), [(0, 5), (2, 3), (60, 2.5), (-9, 5)])
-def test_a_new_owner_counts_the_time_in_which_nobody_renewed(unheard_s: int, held_s: float) -> None:
-    """From the newest entry on; the writer keeps half of its lease, since it could not renew."""
+def test_new_owner_counts_time_without_owner_against_the_lease(
+    unheard_s: int, held_s: float
+) -> None:
+    """Counted from the newest entry; half of the lease remains, since the writer could not renew it."""
     log = Log()
     log.acquire("a", AcquireMode.FAIL, 5000, 0)
     replayed = Sequencer(LogMemory.unpack(log.memory.pack()), is_exclusive=False)
@@ -257,7 +259,7 @@ def test_a_new_owner_counts_the_time_in_which_nobody_renewed(unheard_s: int, hel
     assert replayed.held_for_ns(100_000 * MS) == held_s * 1000 * MS
 
 
-def test_a_writer_without_a_lease_holds_it_whoever_owns_the_log() -> None:
+def test_epoch_without_a_lease_is_held_across_owners() -> None:
     log = Log()
     log.acquire("a", AcquireMode.FAIL, 0, 0)
     log.sequencer.on_owner_changed(0, 10**15)
@@ -281,7 +283,7 @@ def full_log() -> Log:
     return log
 
 
-def test_a_replay_knows_what_the_owner_knew() -> None:
+def test_replay_restores_the_owners_state() -> None:
     """LS5, from the beginning and from any snapshot."""
     log = full_log()
     states = [LogMemory().pack()]
@@ -294,8 +296,8 @@ def test_a_replay_knows_what_the_owner_knew() -> None:
     assert LogMemory.unpack(states[-1]).attempt == "é1"
 
 
-def test_time_between_two_owners_is_not_lived_through() -> None:
-    """LT1, also when it is replayed from a snapshot; older owners leave nothing beside theirs."""
+def test_time_between_owners_does_not_age_producers() -> None:
+    """LT1: also after a replay from a snapshot; snapshots of older releases have no gaps."""
     memory = LogMemory()
     memory.on_time(1_000_000, OwnerEpoch(1))
     memory.on_time(9_000_000, OwnerEpoch(1))
@@ -316,7 +318,7 @@ def test_time_between_two_owners_is_not_lived_through() -> None:
         LogMemory.unpack(snapshot, lived=beside[:-1])
 
 
-def test_a_block_that_does_not_follow_is_told() -> None:
+def test_replay_of_a_block_out_of_order_is_corrupt() -> None:
     log = full_log()
     memory = LogMemory()
     memory.replay(log.blocks[0], L1, EntryId(0))
@@ -326,7 +328,7 @@ def test_a_block_that_does_not_follow_is_told() -> None:
         memory.replay(log.blocks[-1], L1, EntryId(1))
 
 
-def test_where_a_replay_may_begin() -> None:
+def test_replay_may_begin_at_follows_and_snapshot_blocks() -> None:
     log = full_log()
     log.say(Follows(L1, EntryId(3), b"state"))
     log.say(Snapshot(b"later"))
@@ -335,7 +337,7 @@ def test_where_a_replay_may_begin() -> None:
     assert found == [None, Follows(L1, EntryId(3), b"state"), Snapshot(b"later"), None]
 
 
-def test_a_damaged_snapshot_is_told() -> None:
+def test_damaged_snapshot_is_rejected() -> None:
     packed = full_log().memory.pack()
     for cut in range(len(packed)):
         with pytest.raises(BadMetadata):

@@ -55,7 +55,7 @@ def said(*tails: TailOfLog, gone: tuple[LogName, ...] = (), servers: tuple[str, 
         ("lo", ["default/log"]),
     ],
 )
-def test_a_scope_is_names_and_beginnings_of_names(prefix: str, covered: list[str]) -> None:
+def test_scope_covers_names_and_prefixes(prefix: str, covered: list[str]) -> None:
     logs = ["ns/log", "ns/other", "shop/log", "default/log"]
     scope = Scope.of(WatchTails(prefixes=(prefix,)))
     assert [each for each in logs if scope.covers(LogName.parse(each))] == covered
@@ -63,14 +63,14 @@ def test_a_scope_is_names_and_beginnings_of_names(prefix: str, covered: list[str
     assert [each for each in (LOG, OTHER) if named.covers(each)] == [OTHER]
 
 
-def test_a_scope_is_bounded_and_has_names_only() -> None:
+def test_invalid_or_too_many_prefixes_are_rejected() -> None:
     for wrong in (("NS/",), ("/log",), ("ns/a b",), ("ns/x",) * (NAMED_MAX + 1)):
         with pytest.raises(InvalidRequest):
             Scope.of(WatchTails(prefixes=wrong))
 
 
-def test_the_list_tells_an_exact_end_only_if_the_last_segment_is_closed() -> None:
-    """TW1: what it does not tell is said to be unknown."""
+def test_list_has_an_exact_tail_only_if_its_last_segment_is_closed() -> None:
+    """TW1: a tail that the list does not know is reported as not exact."""
     empty = LedgerList(LogUid(b"u" * 16), LogConfig(), 0)
     assert tail_of_list(LOG, empty, "") == TailOfLog(
         LOG,
@@ -119,7 +119,7 @@ UID = (b"u" * 16).hex()
         (0, "another", False, ReportSource.LIST),
     ],
 )
-def test_which_report_a_server_makes_of_a_log(
+def test_report_source_depends_on_owner_and_suggestion(
     epoch_ahead: int | None, uid: str, is_suggested: bool, source: ReportSource
 ) -> None:
     owned = None if epoch_ahead is None else (OwnerEpoch(LISTED.owner_epoch + epoch_ahead), uid)
@@ -128,7 +128,7 @@ def test_which_report_a_server_makes_of_a_log(
     assert source_of_report(deleted, owned, is_suggested=is_suggested) is ReportSource.NOTHING
 
 
-def test_only_a_living_server_that_is_not_this_one_is_the_owner_elsewhere() -> None:
+def test_owner_elsewhere_is_another_live_server() -> None:
     here, there = ServerId("b~1"), ServerId("a~1")
     assert owner_elsewhere(LISTED, here, lambda _: True) == ServerInfo(there, A)
     assert owner_elsewhere(LISTED, here, lambda _: False) is None
@@ -136,7 +136,7 @@ def test_only_a_living_server_that_is_not_this_one_is_the_owner_elsewhere() -> N
     assert owner_elsewhere(LISTED.with_released(), here, lambda _: True) is None
 
 
-def test_a_slow_watcher_gets_each_log_once_as_it_is_now() -> None:
+def test_slow_watcher_gets_each_changed_log_once() -> None:
     """TW2."""
     table = TailTable()
     names = [LogName("ns", f"log-{number}") for number in range(100)]
@@ -147,11 +147,11 @@ def test_a_slow_watcher_gets_each_log_once_as_it_is_now() -> None:
         table.put(tail(end, names[end % 10]))
     assert sorted(table.changed_since(seen)) == sorted(names[:10])
     assert table.changed_since(table.number) == []
-    assert not table.put(tail(999, names[9]))  # No news.
+    assert not table.put(tail(999, names[9]))  # Nothing has changed.
     assert len(table.changed_since(0)) == 100
 
 
-def test_what_is_gone_is_kept_until_all_watchers_know() -> None:
+def test_deleted_log_is_kept_until_all_watchers_know() -> None:
     """TW2."""
     table = TailTable()
     table.put(tail(1))
@@ -166,21 +166,21 @@ def test_what_is_gone_is_kept_until_all_watchers_know() -> None:
     assert table.changed_since(0) == [OTHER]
 
 
-def test_of_one_uid_nothing_goes_back() -> None:
-    """TW3: an owner that died knew more than the list does."""
+def test_tail_of_one_uid_never_goes_back() -> None:
+    """TW3: the list may know less than the dead owner did."""
     table = TailTable()
     table.put(tail(9))
     table.put(tail(5, exact=False))
     known = table.get(LOG)
     assert known is not None
     assert (known.tail, known.is_exact) == (9, False)
-    table.put(tail(2, uid="u2"))  # Deleted, and created again.
+    table.put(tail(2, uid="u2"))  # The log was deleted and created again.
     known = table.get(LOG)
     assert known is not None
     assert (known.tail, known.uid, known.is_exact) == (2, "u2", True)
 
 
-def test_what_the_owner_says_counts_whoever_speaks_last() -> None:
+def test_owners_report_wins_in_any_order() -> None:
     """TW3."""
     messages = [
         (A, said(tail(9, epoch=4), servers=(A, B))),
@@ -194,7 +194,7 @@ def test_what_the_owner_says_counts_whoever_speaks_last() -> None:
             merged.on_message(server, message)
         assert merged.known == {LOG: tail(9, epoch=4)}
         assert merged.is_complete
-        merged.on_message(A, said(gone=(LOG,), servers=(A, B)))  # It let go of the log.
+        merged.on_message(A, said(gone=(LOG,), servers=(A, B)))  # Server A released the log.
         assert (merged.known[LOG].tail, merged.known[LOG].is_exact) == (9, False)
         merged.on_message(B, said(tail(10, epoch=5), servers=(A, B)))
         assert merged.known == {LOG: tail(10, epoch=5)}
@@ -203,7 +203,7 @@ def test_what_the_owner_says_counts_whoever_speaks_last() -> None:
         assert merged.take_changed() == [LOG]
 
 
-def test_what_a_departed_server_said_counts_until_the_others_have_looked() -> None:
+def test_tails_of_a_departed_server_stay_until_others_report() -> None:
     """TW4."""
     merged = MergedTails()
     for server, log in ((A, LOG), (B, OTHER)):
@@ -213,7 +213,7 @@ def test_what_a_departed_server_said_counts_until_the_others_have_looked() -> No
     merged.on_broken(A)
     assert not merged.is_complete
     assert set(merged.known) == {LOG, OTHER}
-    merged.on_message(B, Tails((), (), False, (B,)))  # It looks for what A had.
+    merged.on_message(B, Tails((), (), False, (B,)))  # B is still reading the logs that A reported.
     assert set(merged.known) == {LOG, OTHER}
     merged.on_message(B, said(tail(4, LOG, epoch=2), servers=(B,)))
     assert merged.known == {LOG: tail(4, epoch=2), OTHER: tail(3, OTHER)}
@@ -223,7 +223,7 @@ def test_what_a_departed_server_said_counts_until_the_others_have_looked() -> No
     assert set(merged.known) == {OTHER}
 
 
-def test_a_server_that_others_do_not_know_yet_has_not_left() -> None:
+def test_server_unknown_to_others_has_not_departed() -> None:
     """TW4."""
     merged = MergedTails()
     merged.on_stream(A)
@@ -248,8 +248,8 @@ def test_logs_deleted_while_a_stream_was_broken_are_gone_after_resync() -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_tails_never_go_back_whatever_comes_in_which_order(seed: int) -> None:
-    """TW3: for each server its own messages in order, those of different servers in any."""
+def test_tails_never_go_back_in_any_order_of_messages(seed: int) -> None:
+    """TW3: messages of one server are in order, those of different servers in any order."""
     chance = random.Random(seed)
     merged, ends = MergedTails(), {A: 0, B: 0}
     for server in ends:

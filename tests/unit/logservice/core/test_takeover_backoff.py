@@ -1,4 +1,4 @@
-"""A dead server's logs are taken in half a second; a wrong address makes no log ping-pong."""
+"""Logs of a dead server are taken over in half a second; a wrong address moves none back and forth."""
 
 from rollbook.logservice.core.takeover_backoff import Refusals, TakeoverPatience
 from rollbook.logservice.ids import LogName
@@ -15,7 +15,7 @@ def refused(*times_ms: int) -> Refusals:
     return refusals
 
 
-def test_who_refuses_for_half_a_second_is_dead() -> None:
+def test_server_refusing_for_half_a_second_is_dead() -> None:
     assert not refused(1000).is_dead
     assert not refused(1000, 1100, 1499).is_dead
     assert refused(1000, 1100, 1499, 1500).is_dead
@@ -30,14 +30,14 @@ def test_server_that_answers_between_refusals_is_alive() -> None:
     assert not refusals.is_dead
 
 
-def test_refusals_long_ago_prove_nothing() -> None:
+def test_old_refusals_do_not_count() -> None:
     """A server that refused twice, hours apart, may have served in between."""
     refusals = refused(1000, 61_000)
     assert refusals.is_refusing
     assert not refusals.is_dead
 
 
-def test_pauses_double_for_each_log_by_itself() -> None:
+def test_takeover_pauses_double_per_log() -> None:
     patience, now = TakeoverPatience(), 0
     for length_s in (5, 10, 20, 40, 80, 160, 300, 300):
         assert patience.wait_ns(ORDERS, now) == 0
@@ -47,7 +47,7 @@ def test_pauses_double_for_each_log_by_itself() -> None:
         now += length_s * S
 
 
-def test_after_a_quiet_time_there_is_no_pause_and_they_begin_anew() -> None:
+def test_pauses_start_over_after_a_quiet_time() -> None:
     patience = TakeoverPatience()
     patience.on_taken(ORDERS, 0)
     patience.on_taken(ORDERS, 5 * S)

@@ -1,4 +1,4 @@
-"""LS2, LS3: what a new owner makes of the last two ledgers."""
+"""LS2, LS3: what a new owner does with the last two ledgers."""
 
 import random
 from typing import Final
@@ -39,15 +39,15 @@ def kept_of(*found: Ended) -> list[LedgerId]:
 FIRST: Final = ended(N, 41, (NO_LEDGER, NO_ENTRY))
 
 
-def test_a_successor_that_names_the_very_end_counts() -> None:
+def test_successor_that_names_its_predecessors_end_is_kept() -> None:
     assert kept_of(FIRST, ended(M, 7, (N, 41))) == [N, M]
 
 
 @pytest.mark.parametrize("named", [40, 42])
 def test_a_successor_that_names_another_end_is_discarded_as_a_whole(named: int) -> None:
-    """Recovery dropped an entry that its writer had sent, or kept one of which it did not know.
+    """Recovery dropped an entry that the writer had sent, or kept one that it did not know of.
 
-    Without it a record would be missing between two that are there, or be there twice.
+    If the successor were kept, a record would be missing or be there twice.
     """
     assert kept_of(FIRST, ended(M, 7, (N, named))) == [N]
 
@@ -61,18 +61,18 @@ def test_a_ledger_without_an_entry_is_discarded() -> None:
     assert kept_of(ended(M, -1, None)) == []
 
 
-def test_nothing_follows_what_is_discarded() -> None:
+def test_successor_of_a_discarded_ledger_is_discarded() -> None:
     assert kept_of(ended(N, -1, None), ended(M, 7, (N, -1))) == []
 
 
-def test_the_only_one_that_may_be_unclosed_counts() -> None:
-    """The server that listed the one before as CLOSED has checked."""
+def test_single_unclosed_ledger_is_kept() -> None:
+    """The server that listed its predecessor as CLOSED has checked it."""
     assert kept_of(ended(M, 7, (N, 41))) == [M]
     assert kept_of(ended(M, 7, None)) == [M]
 
 
-def test_which_ledgers_have_to_be_ended() -> None:
-    """The last one in any case, the one before unless the list calls it CLOSED."""
+def test_last_and_unclosed_ledgers_have_to_be_ended() -> None:
+    """The last ledger always, its predecessor unless it is listed as CLOSED."""
     assert list(to_end(listed())) == []
     one = listed(N)
     assert list(to_end(one)) == list(one.segments)
@@ -84,13 +84,13 @@ def test_which_ledgers_have_to_be_ended() -> None:
     assert list(to_end(three)) == list(three.segments[1:])
 
 
-def test_who_has_fenced_stands_down_only_for_a_newer_owner() -> None:
-    """If two who fenced each other both went, nobody would own the log."""
+def test_fencing_owner_yields_only_to_a_newer_owner() -> None:
+    """If two owners that fenced each other both yielded, the log would have no owner."""
     assert stands_down(OwnerEpoch(3), OwnerEpoch(4))
     assert not stands_down(OwnerEpoch(3), OwnerEpoch(3))
 
 
-def test_two_who_duel_get_out_of_step() -> None:
+def test_retry_pauses_of_two_owners_differ() -> None:
     pauses = [[pause_s(attempt, random.Random(seed)) for attempt in range(10)] for seed in (1, 2)]
     assert pauses[0] != pauses[1]
     assert all(0.005 <= each[0] <= 0.02 for each in pauses)

@@ -61,7 +61,7 @@ class SimulatedSite(Site):
 # These read what another client wrote, which a lagging follower need not show.
 READ_WITHOUT_SYNC = (
     contract.test_only_one_of_many_wins_a_version,
-    contract.test_events_come_in_the_order_of_the_commits,
+    contract.test_events_arrive_in_commit_order,
 )
 
 
