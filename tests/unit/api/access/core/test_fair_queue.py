@@ -1,4 +1,4 @@
-"""The longest waiting stream that is here takes next."""
+"""Of the streams that are present, the one that waited longest has the next turn."""
 
 from functools import partial
 
@@ -17,7 +17,7 @@ def test_first_come_first_served() -> None:
     assert line.is_first(c)
     assert woken == ["c"]
     line.come_back(a)
-    assert line.is_first(a), "who was away has lost nothing by it"
+    assert line.is_first(a), "a stream that returns keeps its position"
     line.leave(a)
     line.leave(c)
     assert line.is_empty
