@@ -63,7 +63,7 @@ def run(
         ):
             appends = _Appends(client)
             pipes = Pipes(site, client, folder / "archive", LOG)
-            pipes.export()  # From now on the log is protected.
+            pipes.export()  # Protects the log from here on.
             appends.start()
             for number in range(kills):
                 progress(number, kills)

@@ -3,13 +3,14 @@
 The query reads source logs, transforms the records and writes them to a target log. Processes are
 killed when the query reaches a stage. The seed chooses the stage and the victim:
 
-    driver    the JVM and the program; the process at the stage dies with them or goes on for a while
+    driver    the JVM and the program; the process at the stage dies with them or runs on briefly
     worker    the Python process at the stage: of a task, of the source or of the sink's commit
     owner     the log server that owns a source log or the target log
     bookie    one of three; each record is on two
 
-The number of partitions and the size of batches change with each start of the query. At the end, the
-target must have each record of each source log once and in order, and its offsets must have no hole.
+The number of partitions and the size of batches change with each start of the query. At the end,
+the target must have each record of each source log once and in order, and its offsets must have
+no hole.
 """
 
 import json

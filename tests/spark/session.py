@@ -58,7 +58,7 @@ def why_not() -> str:
 
 
 def prepare_environment(folder: Path) -> None:
-    """Sets up the environment that the JVM and its workers inherit; call it before using pyspark."""
+    """Sets the environment that the JVM and its workers inherit; call it before using pyspark."""
     import pyspark
 
     installed = Path(pyspark.__file__).parent

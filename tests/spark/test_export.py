@@ -258,7 +258,9 @@ def test_read_of_a_missing_archive_is_refused(pipes: Pipes, log: SyncLog) -> Non
         pipes.rows()
 
 
-def test_an_audit_finds_every_kind_of_damage(pipes: Pipes, log: SyncLog, name: str) -> None:
+def test_audit_finds_damaged_and_missing_files_and_manifests(
+    pipes: Pipes, log: SyncLog, name: str
+) -> None:
     """A flipped byte anywhere in a file, a missing file, a missing and a changed manifest."""
     log.append_many(numbered(0, 1000), keys=[b"k"] * 1000)
     pipes.export(split=SMALL)
@@ -377,7 +379,7 @@ def test_audit_rereads_manifests_after_a_concurrent_export(
     assert pipes.kinds() == []
 
 
-def test_an_audit_finds_records_that_differ_from_the_log(
+def test_audit_reports_records_that_differ_from_the_log(
     pipes: Pipes, log: SyncLog, site: Site, client: SyncClient, name: str
 ) -> None:
     """The file matches its manifest but not the log."""
@@ -392,7 +394,7 @@ def test_an_audit_finds_records_that_differ_from_the_log(
         assert pipes.kinds() == ["differs"]
 
 
-def test_a_log_without_an_archive_is_audited_by_segment(
+def test_audit_counts_records_in_files_and_in_the_log(
     site: Site, client: SyncClient, name: str, tmp_path: Path
 ) -> None:
     log = client.open(name, create=LogConfig(quorum=Quorum(1, 1, 1)))
@@ -488,7 +490,7 @@ def test_step_overtaken_by_another_export_is_dropped(pipes: Pipes, log: SyncLog,
 
 
 @pytest.mark.parametrize(("length", "fits"), [(241, True), (242, False)])
-def test_a_log_with_a_long_name_is_exported_or_refused_at_once(
+def test_log_with_a_long_name_is_exported_or_refused_at_once(
     site: Site, client: SyncClient, name: str, tmp_path: Path, length: int, fits: bool
 ) -> None:
     long = f"{name}-".ljust(length, "x")  # The folder name has `log=default%2F` before it.

@@ -42,7 +42,7 @@ def test_limit_is_divided_fairly_and_completely(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_no_log_starves_below_one_record_each(seed: int) -> None:
+def test_no_log_starves_if_the_limit_is_below_one_record_each(seed: int) -> None:
     """SK3: if the limit is smaller than the number of logs, the logs take turns."""
     chance = random.Random(seed)
     starts = {f"ns/{n}": chance.randrange(100) for n in range(chance.randrange(2, 20))}

@@ -202,7 +202,7 @@ def test_forgotten_producer_completes_its_batch(site: Site, client: SyncClient, 
         with pytest.raises(KeyboardInterrupt):
             sink.commit(messages, 0)
     time.sleep(1.2)
-    log.append(b"another")  # The log's time goes on.
+    log.append(b"another")  # Advances the log's time.
     forget_process()
     sink.run(0, rows(0, 12))
     assert values(log) == [*expected((0, 10)), b"another", *expected((10, 12))]

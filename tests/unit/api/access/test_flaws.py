@@ -130,7 +130,7 @@ FLAWS: Final = (
         of_server=TlsFiles("server.pem"),
     ),
     _flaw(
-        "no client has to show a certificate to gRPC",
+        "gRPC requires no client certificate",
         doors.test_client_certificate_must_be_valid_and_known,
         (
             grpc,
@@ -139,12 +139,12 @@ FLAWS: Final = (
         ),
     ),
     _flaw(
-        "no client has to show a certificate to HTTP",
+        "HTTP requires no client certificate",
         doors.test_client_certificate_must_be_valid_and_known,
         (tls, "_load", _accept_any_certificate),
     ),
     _flaw(
-        "whoever the authorities have signed is somebody",
+        "any certificate of the authorities authenticates",
         doors.test_client_certificate_must_be_valid_and_known,
         (Principals, "by_certificate", _know_any_name),
     ),
@@ -163,49 +163,49 @@ FLAWS: Final = (
         (tls._Reloading, "_look", lambda _: ()),
     ),
     _flaw(
-        "a certificate is over before anybody is warned",
+        "a certificate expires without a warning",
         test_certificate_expiry_watch.test_certificate_expiry_is_read_and_warned_of,
         (CertificateWatch, "look", lambda _: None),
     ),
     _flaw(
-        "files are looked at once",
+        "the access file is read once only",
         doors.test_changed_access_file_is_reloaded,
         (Authenticator, "_look", lambda _: None),
         shows_as=Unauthorized,
     ),
     _flaw(
-        "a half-written file is as good as a whole one",
+        "a half-written file is taken",
         test_file_stability.test_half_written_file_is_not_taken,
         (FileStability, "_wait", lambda *_: None),
     ),
     _flaw(
-        "a digest is as good as its token",
+        "a digest authenticates like its token",
         test_access_file.test_credentials_find_their_principal_in_the_access_file,
         (Principals, "by_token", _let_in_by_digest),
     ),
     _flaw(
-        "tokens are for ever",
+        "tokens never expire",
         doors.test_grpc_methods_need_their_rights,
         (Authenticator, "_is_past", lambda *_: False),
     ),
     _flaw(
-        "what was opened stays open",
+        "open streams outlive their rights",
         doors.test_append_stream_ends_when_its_token_is_removed,
         (Authenticator, "still_admits", lambda *_: True),
     ),
     _flaw(
-        "what is denied is not",
+        "denied logs are allowed",
         test_grants.test_each_request_needs_its_right,
         (Grants, "may", lambda self, right, log: grants._is_any(getattr(self, right.value), log)),
         word=sample(messages.Append),
     ),
     _flaw(
-        "nobody is asked for his rights",
+        "gRPC checks no rights",
         doors.test_grpc_methods_need_their_rights,
         (authorized_service, "may_ask", lambda *_: True),
     ),
     _flaw(
-        "nobody is asked for his rights over HTTP",
+        "HTTP checks no rights",
         doors.test_http_routes_need_their_rights,
         (authorized_service, "may_ask", lambda *_: True),
     ),
@@ -225,24 +225,24 @@ FLAWS: Final = (
         (token_file_module, "_OTHERS_READ", 0),
     ),
     _flaw(
-        "bodies are bounded one by one",
+        "only single bodies are bounded",
         log_server.test_all_bodies_together_are_bounded,
         (Guard, "_hold", lambda *_: None),
     ),
     _flaw(
-        "strangers are served as if they were known",
+        "unauthenticated callers are served",
         doors.test_unauthenticated_callers_cannot_hold_calls,
         (Strangers, "intercept_service", lambda _, serve, call: serve(call)),
         (doors, "HELD_S", _SOON_S),
     ),
     _flaw(
-        "whoever shows a certificate is waited for",
+        "any certificate can hold a call",
         doors.test_unknown_certificate_cannot_hold_a_call,
         (Strangers, "_known_first", lambda _, handler: handler),
         (doors, "HELD_S", _SOON_S),
     ),
     _flaw(
-        "no debt is ever waited off",
+        "debt causes no wait",
         test_quotas.test_rate_is_never_exceeded,
         (TokenBucket, "wait_ns", lambda *_: 0),
         seed=1,
@@ -253,22 +253,22 @@ FLAWS: Final = (
         (Meter, "require", lambda *_: None),
     ),
     _flaw(
-        "what was done is not told",
+        "acts are not audited",
         doors.test_acts_and_refusals_are_audited,
         (AuditLog, "done", lambda *_, **__: None),
     ),
     _flaw(
-        "the level of the log decides what is told",
+        "the log level silences the audit",
         doors.test_log_level_does_not_silence_the_audit,
         (AuditLog, "done", lambda _, **who: structlog.get_logger().info("act_done", **who)),
     ),
     _flaw(
-        "a bookie does not tell what it is about",
+        "a bookie audits acts without details",
         bookie.test_the_audit_has_whatever_a_bookie_was_told,
         (AuditLog, "act", _act_of_nothing),
     ),
     _flaw(
-        "checksums are believed",
+        "checksums are not verified",
         test_block_hostile.test_a_bit_that_flips_on_the_way_is_noticed,
         (google_crc32c, "value", lambda _: int.from_bytes(test_block_hostile.PLAIN[4:8], "little")),
         block=test_block_hostile.PLAIN,
@@ -283,12 +283,12 @@ FLAWS: Final = (
         for planted_source in ("import pickle", "eval(sent)", "subprocess.run(sent, shell=True)")
     ),
     _flaw(
-        "what is installed may be anything of its version",
+        "requirements have no hashes",
         test_security.test_what_is_installed_has_a_hash,
         (Path, "read_text", _read_without_hashes),
     ),
     _flaw(
-        "a package is missing in the bill",
+        "the bill of materials lacks a package",
         test_supply_chain.test_the_bill_names_every_locked_package_with_its_hashes,
         (
             test_supply_chain,
@@ -297,7 +297,7 @@ FLAWS: Final = (
         ),
     ),
     _flaw(
-        "a promise names a test that is not there",
+        "a promise names a test that does not exist",
         test_security.test_each_promise_has_its_test,
         (test_security, "ROWS", [*ROWS, ("G1", "tests/unit/api/access/test_doors.py", "test_no")]),
     ),

@@ -54,11 +54,11 @@ async def test_values_that_are_not_bytes_are_refused_with_advice(site: Site, val
     with pytest.raises(TypeError, match=r"a record is bytes, not str: call \.encode\(\)"):
         await log.append_many(values)
     with pytest.raises(TypeError, match="a key is bytes, not int"):
-        await log.append_many([b"a", b"b"], keys=[None, 7])  # type: ignore[list-item]  # As it is.
+        await log.append_many([b"a", b"b"], keys=[None, 7])  # type: ignore[list-item]  # Invalid.
     with pytest.raises(TypeError, match="a header is bytes, not NoneType"):
-        await log.append(b"a", headers={"h": None})  # type: ignore[dict-item]  # As it is.
+        await log.append(b"a", headers={"h": None})  # type: ignore[dict-item]  # Invalid.
     with pytest.raises(TypeError, match="a record is bytes, not NoneType"):
-        await log.append(None)  # type: ignore[arg-type]  # As it is.
+        await log.append(None)  # type: ignore[arg-type]  # Invalid.
     assert (await log.append(b"x")).first_offset == 0
 
 
@@ -81,10 +81,10 @@ async def test_all_appends_encode_text_and_datetimes_alike(site: Site) -> None:
             with pytest.raises(InvalidRequest):
                 writer.submit(b"x", **wrong)
         with raises_message(InvalidRequest) as caught:
-            await log.append(b"x", event_time=5)  # type: ignore[arg-type]  # A program may.
+            await log.append(b"x", event_time=5)  # type: ignore[arg-type]  # Untyped programs can.
         assert "event_time_us=" in caught.value.next_step
         with raises_message(InvalidRequest):
-            await log.find(timestamp=5)  # type: ignore[arg-type]  # A program may.
+            await log.find(timestamp=5)  # type: ignore[arg-type]  # Untyped programs can.
         with raises_message(InvalidRequest):
             writer.submit(b"x", key="\ud800")
     found = [record async for record in log.read()]

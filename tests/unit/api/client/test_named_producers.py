@@ -92,7 +92,7 @@ async def test_invalid_block_is_refused(site: Site) -> None:
     assert site.cluster.log(log.name).tail == 0
 
 
-@pytest.mark.parametrize("producer", [(ID, 0, 0), "spark", ProducerRef("text", 0, 0)])  # type: ignore[arg-type]  # As it is.
+@pytest.mark.parametrize("producer", [(ID, 0, 0), "spark", ProducerRef("text", 0, 0)])  # type: ignore[arg-type]  # Invalid.
 async def test_invalid_producer_is_refused_with_advice(site: Site, producer: Any) -> None:
     log = await site.client("a").open("orders", create=True)
     with raises_message(InvalidRequest):

@@ -105,7 +105,7 @@ async def test_records_in_doubt_after_a_crash_are_appended_once(site: Site) -> N
     address = parse_address(site.cluster.addresses["a"], "it")
     async with log.writer() as writer:
         assert await writer.submit(b"first") == 0
-        site.cores["a"].holds.add("append_stream")  # Appended, and never acked.
+        site.cores["a"].holds.add("append_stream")  # Records are appended but not acked.
         submissions = [writer.submit(b"%03d" % index + bytes(97)) for index in range(100)]
         await until(lambda: site.cluster.logs[log.name].tail > 1)
         await site.stop("a")
@@ -209,7 +209,7 @@ async def test_forgotten_producer_does_not_repeat_doubtful_records(site: Site) -
     await writer.submit(b"first")
     await log.append(b"second")
     address = parse_address(site.cluster.addresses["a"], "it")
-    site.cores["a"].holds.add("append_stream")  # Appended, and never acked.
+    site.cores["a"].holds.add("append_stream")  # Records are appended but not acked.
     alone, submission = asyncio.ensure_future(log.append(b"alone")), writer.submit(b"sent")
     await until(lambda: site.cluster.logs[log.name].tail == 4)
     await site.stop("a")
@@ -250,13 +250,13 @@ async def test_retry_after_a_lost_grant_gets_the_same_epoch(
     core = site.cores["a"]
     grants: list[words.WriterGrant] = []
 
-    async def grant_unheard(request: words.AcquireWriter, due: float) -> words.WriterGrant:
+    async def lose_first_grant(request: words.AcquireWriter, due: float) -> words.WriterGrant:
         grants.append(await FakeCore.acquire_writer(core, request, due))
         if len(grants) == 1:
             raise ConnectionLost
         return grants[-1]
 
-    core.acquire_writer = grant_unheard  # type: ignore[method-assign]  # Loses the first response.
+    core.acquire_writer = lose_first_grant  # type: ignore[method-assign]  # Loses one.
     granted = await log.acquire_writer("me", mode)
     assert [granted] * 2 == grants
     with pytest.raises(WriterHeld):  # A call without its attempt is another holder's.

@@ -395,7 +395,7 @@ async def test_repeated_failures_to_lead_are_logged_once(
     assert told == ["a waits for default/counter: it is opened"]
 
 
-class Unheard:
+class LostGrants:
     """Grants the writer epoch, but loses the response while `is_lost`."""
 
     def __init__(self, site: Site) -> None:
@@ -415,7 +415,7 @@ async def test_retry_after_a_lost_grant_gets_the_same_epoch(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The retry names the same holder, so the replica does not wait for its own lease."""
-    unheard, failures = Unheard(site), list[RollbookError]()
+    grants, failures = LostGrants(site), list[RollbookError]()
     acquire = Log.acquire_writer
 
     async def acquire_writer(*arguments: Any, **more: Any) -> WriterGrant:
@@ -431,20 +431,20 @@ async def test_retry_after_a_lost_grant_gets_the_same_epoch(
             turn = asyncio.create_task(machine.lead().__aenter__())
             await until(lambda: failures)
         assert failures[0].outcome is Outcome.UNKNOWN
-        unheard.is_lost = False
+        grants.is_lost = False
         term = await asyncio.wait_for(turn, PATIENCE_S)
-        assert (term.epoch, set(unheard.epochs)) == (1, {1})
+        assert (term.epoch, set(grants.epochs)) == (1, {1})
         await term.__aexit__(None, None, None)
 
 
 async def test_replica_released_before_its_grant_arrives_leads(site: Site) -> None:
     """An operator releases the writer while the response to the grant is lost."""
-    unheard = Unheard(site)
+    grants = LostGrants(site)
     async with replica(site, Counter(), "a") as machine:
         turn = asyncio.create_task(machine.lead().__aenter__())
-        await until(lambda: unheard.epochs)
+        await until(lambda: grants.epochs)
         the_log(site).holder = ""
-        unheard.is_lost = False
+        grants.is_lost = False
         term = await asyncio.wait_for(turn, PATIENCE_S)
         assert (term.epoch, await term.propose(b"1")) == (2, 1)
         await term.__aexit__(None, None, None)

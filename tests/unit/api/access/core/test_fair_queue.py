@@ -5,7 +5,7 @@ from functools import partial
 from rollbook.api.access.core.fair_queue import FairQueue
 
 
-def test_first_come_first_served() -> None:
+def test_fair_queue_is_first_come_first_served() -> None:
     line, woken = FairQueue(), list[str]()
     a, b, c = (line.join(partial(woken.append, name)) for name in "abc")
     assert line.is_first(a)

@@ -88,7 +88,7 @@ def test_doubtful_batch_0_is_retried_only_while_the_log_remembers_it(
         (LogSealed(), True, [True, True], [Outcome.UNKNOWN, Outcome.UNKNOWN]),
     ],
 )
-def test_results_when_a_writer_ends(
+def test_ended_writer_reports_the_outcome_of_each_batch(
     error: RollbookError, is_refusal: bool, doubtful: list[bool], outcomes: list[Outcome]
 ) -> None:
     flight = [Sent(seq, may_be_applied=each) for seq, each in enumerate(doubtful)]
