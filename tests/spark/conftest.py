@@ -30,7 +30,7 @@ def client(site: Site) -> Iterator[SyncClient]:
 
 @pytest.fixture
 def name() -> str:
-    """Of a log that no other test has."""
+    """A name of a log that no other test uses."""
     return f"log-{next(_numbers)}"
 
 

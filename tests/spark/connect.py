@@ -1,6 +1,6 @@
-"""The data source over Spark Connect, by hand: `python -m tests.spark.connect`.
+"""Tests the data source over Spark Connect, to be run by hand: `python -m tests.spark.connect`.
 
-It needs what `pyspark[connect]` brings. The server runs in a process of its own, with this package installed.
+It needs `pyspark[connect]`. The server runs in a process of its own, with this package installed.
 """
 
 import os
@@ -17,7 +17,7 @@ from tests.spark import session
 
 
 def smoke(spark: Any, endpoint: str, folder: Path) -> None:
-    """Batch, stream, lag and an error."""
+    """Tests a batch read, a stream, its lag and an error."""
     with rollbook.connect(endpoint) as client:
         log, copy = (client.open(name, create=True) for name in ("here", "there"))
         log.append_many([b"%d" % number for number in range(1000)])

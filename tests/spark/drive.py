@@ -19,7 +19,7 @@ PATIENCE_S: Final = 30.0
 
 
 def copied(what: Any) -> Any:
-    """As it is in another process."""
+    """Pickles and unpickles, as on the way to another process."""
     return pickle.loads(pickle.dumps(what))
 
 
@@ -42,7 +42,7 @@ class Loaded:
 
 
 def read(reader: Any, partitions: list[Any]) -> list["pa.RecordBatch"]:
-    """Tasks check their first batch only; here each one."""
+    """Reads all partitions and checks each batch's schema; Spark's tasks check only the first."""
     found = [batch for partition in copied(partitions) for batch in copied(reader).read(partition)]
     wanted = to_arrow_schema(reader._schema, timezone="UTC")
     for batch in found:
@@ -52,7 +52,7 @@ def read(reader: Any, partitions: list[Any]) -> list["pa.RecordBatch"]:
 
 
 class Query:
-    """A streaming query with its checkpoint: what Spark's micro-batches do with a source."""
+    """A streaming query with its checkpoint; uses a source as Spark's micro-batches do."""
 
     def __init__(self, **options: str) -> None:
         self.offsets: list[str] = []
@@ -61,13 +61,13 @@ class Query:
         self.restart()
 
     def restart(self) -> None:
-        """Another process of the source."""
+        """Starts the source in a new process, as it were."""
         self.reader = copied(self._loaded.source).streamReader(schema=self._loaded.schema)
 
     def plan(self) -> bool:
-        """A batch is written to the checkpoint, unless there is nothing new."""
+        """Writes a batch to the checkpoint; returns False if there are no new records."""
         if len(self.offsets) > self.commits:
-            return True  # It is there already, and is run again.
+            return True  # The batch is planned already and is run again.
         start = self._start(len(self.offsets))
         limit = self.reader.getDefaultReadLimit() or ReadAllAvailable()
         end = json.dumps(self.reader.latestOffset(json.loads(start), limit))
@@ -81,7 +81,7 @@ class Query:
         return self.offsets[batch - 1] if batch else json.dumps(self.reader.initialOffset())
 
     def run(self) -> list[dict[str, Any]]:
-        """The rows of the batch that was planned; they are not committed."""
+        """Returns the rows of the planned batch and does not commit it."""
         batch = len(self.offsets) - 1
         start, end = json.loads(self._start(batch)), json.loads(self.offsets[batch])
         partitions = self.reader.partitions(start, end)
@@ -93,7 +93,7 @@ class Query:
         self.reader.commit(json.loads(self.offsets[-1]))
 
     def batches(self, at_most: int = 1000) -> Iterator[list[dict[str, Any]]]:
-        """One after the other until there is nothing new."""
+        """Runs batches one after the other until there are no new records."""
         for _ in range(at_most):
             if not self.plan():
                 return
@@ -102,7 +102,7 @@ class Query:
             yield rows
 
     def rows(self, least: int = 0) -> list[dict[str, Any]]:
-        """Until there is nothing new, and at least this many have come: servers send news a little later."""
+        """Runs batches until there are `least` rows and nothing new; servers send news late."""
         due_s = time.monotonic() + PATIENCE_S
         found = [row for batch in self.batches() for row in batch]
         while len(found) < least:
@@ -111,7 +111,7 @@ class Query:
         return found
 
     def failure(self) -> str:
-        """What ends it, sooner or later."""
+        """Runs batches until one fails; returns the message of the failure."""
         due_s = time.monotonic() + PATIENCE_S
         try:
             while time.monotonic() < due_s:
@@ -122,7 +122,7 @@ class Query:
 
 
 class Sink:
-    """`df.writeStream.format("rollbook")`: every batch has a writer of its own."""
+    """`df.writeStream.format("rollbook")`: each batch has a writer of its own."""
 
     def __init__(self, schema: StructType, **options: str) -> None:
         self._schema = schema
@@ -134,7 +134,7 @@ class Sink:
         return copied(self._source).streamWriter(schema=self._schema, overwrite=False)
 
     def write(self, *partitions: list[dict[str, Any]]) -> list[Any]:
-        """A task for each partition; its rows come in two batches."""
+        """Runs a task for each partition, whose rows arrive in two Arrow batches."""
         wanted = to_arrow_schema(self._schema, timezone="UTC")
         messages = []
         for rows in partitions:
@@ -152,7 +152,7 @@ class Sink:
 
 
 def write_batch(schema: StructType, rows: list[dict[str, Any]], **options: str) -> None:
-    """`df.write.format("rollbook").mode("append")`, of one task."""
+    """`df.write.format("rollbook").mode("append")` with one task."""
     source = RollbookSource({name.lower(): value for name, value in options.items()})
     writer = source.writer(schema=schema, overwrite=False)
     batch = pa.RecordBatch.from_pylist(rows, schema=to_arrow_schema(schema, timezone="UTC"))
@@ -160,5 +160,5 @@ def write_batch(schema: StructType, rows: list[dict[str, Any]], **options: str) 
 
 
 def forget_process() -> None:
-    """As a process that has committed nothing yet."""
+    """Makes this process look like one that has committed nothing yet."""
     exactly_once_append._whole.clear()

@@ -1,8 +1,8 @@
-"""An export under kills (`python -m tests spark --export-kills N`): beside appends, and retention that frees what it may.
+"""Kills an export repeatedly (`python -m tests spark --export-kills N`) while a log grows.
 
-The export is started again and again, and killed after a while with its JVM. The log's retention keeps next to nothing, so it
-truncates whatever the protected cursor lets it. At the end the table over archive and log has what was
-acknowledged, and an audit finds one flipped byte, and nothing else before it.
+The export is restarted and killed with its JVM. The log's retention keeps almost nothing, so it
+truncates as much as the protected cursor allows. At the end, the table over archive and log has all
+acknowledged records. An audit finds no damage, and then finds one flipped byte.
 """
 
 import os
@@ -30,11 +30,11 @@ LOG: Final = "kills/orders"
 _CONFIG: Final = LogConfig(quorum=Quorum(1, 1, 1), roll_entries=20, retention_bytes=1024)
 _BATCH: Final = 50
 _PAUSE_S: Final = 0.1
-_STEP_S: Final = 300.0  # At most, until an export has archived something.
+_STEP_S: Final = 300.0  # Time-out until an export has archived something.
 
 
 class _Appends(threading.Thread):
-    """Without an end; `acknowledged` is how many records there are."""
+    """Appends until it is stopped; `acknowledged` is the number of acknowledged records."""
 
     def __init__(self, client: SyncClient) -> None:
         super().__init__(daemon=True)
@@ -63,7 +63,7 @@ def run(
         ):
             appends = _Appends(client)
             pipes = Pipes(site, client, folder / "archive", LOG)
-            pipes.export()  # From now on the log is protected.
+            pipes.export()  # Protects the log from here on.
             appends.start()
             for number in range(kills):
                 progress(number, kills)
@@ -75,7 +75,7 @@ def run(
 
 
 def _kill_one(url: str, folder: Path, pipes: Pipes, chance: random.Random) -> None:
-    """Once it has archived something, so that it is anywhere in a step."""
+    """Kills an export at a random time after it has archived something."""
     command = (
         sys.executable,
         "-m",
@@ -98,7 +98,7 @@ def _kill_one(url: str, folder: Path, pipes: Pipes, chance: random.Random) -> No
     )
     before = _archived(pipes)
     errors = folder / "errors"
-    with errors.open("wb") as to:  # A pipe that nobody reads would block it.
+    with errors.open("wb") as to:  # An unread pipe would block the export.
         export = subprocess.Popen(
             command, stdout=subprocess.DEVNULL, stderr=to, start_new_session=True
         )
@@ -159,7 +159,7 @@ def _judge(
 
 
 def _until_free(pipes: Pipes) -> None:
-    """A process that was killed may hold the archive's lock for a moment."""
+    """Waits for the archive's lock, which a killed process may hold for a moment."""
     from rollbook.proto.errors import ArchiveHeld
 
     due_s = time.monotonic() + lone_server.PATIENCE_S

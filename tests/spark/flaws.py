@@ -1,4 +1,4 @@
-"""Bugs that are planted in the source and the sink, for stories and for runs of kills to find."""
+"""Bugs to plant in the source and the sink: stories and runs of kills must find them."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -34,7 +34,7 @@ def no_look_behind_the_mark(patch: pytest.MonkeyPatch) -> None:
 
 
 def numbers_by_partition(patch: pytest.MonkeyPatch) -> None:
-    """What another partition has written is taken for new."""
+    """Producer numbers depend on the partition, so a replay does not find written blocks."""
     patch.setattr(exactly_once_append.LogSink, "_written", lambda *_: ([], -1))
     patch.setattr(
         exactly_once_append.MicroBatch,
@@ -59,5 +59,5 @@ FLAWS: Final[Mapping[str, Callable[[pytest.MonkeyPatch], None]]] = {
 
 
 def plant(name: str) -> None:
-    """In this process, until it ends."""
+    """Plants the bug in this process until it ends."""
     FLAWS[name](pytest.MonkeyPatch())

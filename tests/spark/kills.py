@@ -1,14 +1,16 @@
-"""A streaming query under kills (`python -m tests spark --kills N`): source logs, a transformation, a target log.
+"""Kills processes of a streaming query that copies logs (`python -m tests spark --kills N`).
 
-Processes are killed when the query comes to a stage, which the seed chooses with its victim:
+The query reads source logs, transforms the records and writes them to a target log. Processes are
+killed when the query reaches a stage. The seed chooses the stage and the victim:
 
-    driver    the JVM and the program; the process that came to the stage dies with them, or goes on for a while
-    worker    the process of Python that came to the stage: of a task, of the source or of the sink's commit
-    owner     the log server that has the source log or the target log
+    driver    the JVM and the program; the process at the stage dies with them or runs on briefly
+    worker    the Python process at the stage: of a task, of the source or of the sink's commit
+    owner     the log server that owns a source log or the target log
     bookie    one of three; each record is on two
 
-From one start of the query to the next the number of partitions and the size of batches change. Then the target has each
-record of each source log once and in order, and its offsets have no hole.
+The number of partitions and the size of batches change with each start of the query. At the end,
+the target must have each record of each source log once and in order, and its offsets must have
+no hole.
 """
 
 import json
@@ -39,10 +41,10 @@ SERVERS: Final = ("a", "b")
 SOURCES: Final = ("kills/source-0", "kills/source-1", "kills/source-2")
 TARGET: Final = "kills/target"
 _SINK_FROM: Final = STAGES.index("write")
-_RECORDS: Final = 90  # For each source log and run.
+_RECORDS: Final = 90  # Appended to each source log before each run.
 _QUORUM: Final = Quorum(2, 2, 2)
 _SOURCE: Final = LogConfig(quorum=_QUORUM)
-_TARGET: Final = LogConfig(quorum=_QUORUM, batch_records_max=40)  # Several blocks a batch.
+_TARGET: Final = LogConfig(quorum=_QUORUM, batch_records_max=40)  # Each batch has several blocks.
 _START_S: Final = 180.0
 _RUN_S: Final = 240.0
 _TRIES: Final = 3
@@ -71,7 +73,7 @@ def run(kills: int, seed: int, progress: Progress, say: Say, flaw: str = "") -> 
 
 
 def plan(kills: int, chance: random.Random) -> list[tuple[str, str]]:
-    """Victims take turns; each comes to every stage before it comes to one for the second time."""
+    """Victims take turns; each is killed at every stage before a stage repeats."""
     stages, victims = list(STAGES), list(VICTIMS)
     chance.shuffle(stages)
     chance.shuffle(victims)
@@ -130,7 +132,7 @@ class Scene:
         self.missed.append(f"{victim} at {stage!r}: not come to in {_TRIES} runs")
 
     def finish(self) -> None:
-        """Runs that nothing befalls: the first one may find what the last victim left."""
+        """Runs the query without kills; the first run may fail because of the last victim."""
         for _ in range(_TRIES):
             said = self._run(self._running_driver(), lambda: None)
             if said == "done":
@@ -157,7 +159,7 @@ class Scene:
             log.append_many([f"{log.name} {number}".encode() for number in numbers])
 
     def _owner_for(self, stage: str) -> str:
-        """The name of the server whose death the stage notices."""
+        """Returns the name of the server whose death affects the stage."""
         is_sink = STAGES.index(stage) >= _SINK_FROM
         (found,) = self._client.lookup([TARGET if is_sink else self._chance.choice(SOURCES)])
         servers = self._cluster.servers
@@ -181,7 +183,7 @@ class Scene:
         return self._driver
 
     def _run(self, driver: Child, on_struck: Callable[[], None]) -> str:
-        """What the driver says of it; empty: it is dead."""
+        """Returns what the driver reports of a run; empty if the driver died."""
         self._runs += 1
         partitions = self._chance.randint(1, 5)
         self._partitions[partitions] += 1
@@ -221,7 +223,7 @@ class Scene:
                 return said
 
     def _revive(self, victim: str, server: str, number: int) -> None:
-        """A moment later, at which others may have taken over."""
+        """Restarts the victim after a pause, in which other servers may take over."""
         cluster = self._cluster
         if victim == "owner":
             cluster.servers[server].child.wait()
@@ -244,7 +246,7 @@ class Scene:
 
 
 def judge(client: SyncClient, missed: Sequence[str], say: Say) -> Tally:
-    """Both sides as the Python client reads them."""
+    """Compares the source logs and the target log, read with the Python client."""
     tally = Tally("records", failed=len(missed))
     wrong = list(missed)
     copied: dict[str, list[str]] = {name: [] for name in SOURCES}

@@ -1,4 +1,4 @@
-"""Runs pipelines without a JVM: what Spark counts and hashes is counted and hashed here."""
+"""Runs pipelines without a JVM: counts and hashes records here instead of in Spark."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ _P1, _P2, _P3, _P4, _P5 = (
     0x85EBCA77C2B2AE63,
     0x27D4EB2F165667C5,
 )
-_SEED: Final = 42  # Of Spark's.
+_SEED: Final = 42  # Spark's default seed.
 
 
 def _rotated(value: int, bits: int) -> int:
@@ -70,7 +70,7 @@ def xxhash64(data: bytes, seed: int) -> int:
 
 
 def hash_of(offset: int, value: bytes) -> int:
-    """`xxhash64(offset, value)` of Spark, unsigned."""
+    """Spark's `xxhash64(offset, value)`, unsigned."""
     return xxhash64(value, xxhash64(offset.to_bytes(8, "little", signed=True), _SEED))
 
 
@@ -139,7 +139,7 @@ class Pipes:
         return [each.kind for each in self.audit(offline=offline).findings]
 
     def rows(self, **given: str) -> list[tuple[int, bytes]]:
-        """Of the table over the archive and the log, in order."""
+        """Returns the rows of the table over the archive and the log, in order."""
         options = source_options(
             values_of({**self.way.options, "logs": ",".join(self.logs), **given}, {})
         )

@@ -1,7 +1,7 @@
-"""One SparkSession for all tests, made to start and to run fast on two cores.
+"""One SparkSession for all tests, which starts and runs fast on two cores.
 
-Workers import pyspark from a folder rather than from Spark's zip, which holds no compiled Python; the JVM compiles
-quickly rather than well; sockets are local ones; checkpoints are plain files.
+Workers import pyspark from a folder, since Spark's zip has no compiled Python. The JVM uses its
+quick compiler, sockets are local, and checkpoints are plain files.
 """
 
 import os
@@ -42,7 +42,7 @@ SETTINGS: Final = {
 
 
 def why_not() -> str:
-    """Why there can be no session here; empty: there can. Raises where one is required."""
+    """Returns why a session is impossible here, or an empty string; raises if one is required."""
     java = shutil.which("java")
     if java is None:
         return missing_piece(PIECE, "there is no Java, which Spark runs on", _HOW)
@@ -58,7 +58,7 @@ def why_not() -> str:
 
 
 def prepare_environment(folder: Path) -> None:
-    """Before pyspark is used: the JVM and its workers inherit it."""
+    """Sets the environment that the JVM and its workers inherit; call it before using pyspark."""
     import pyspark
 
     installed = Path(pyspark.__file__).parent
@@ -82,7 +82,7 @@ def prepare_environment(folder: Path) -> None:
 
 @contextmanager
 def running(folder: Path, **settings: str) -> Iterator[Any]:
-    """Not for two at a time in one process."""
+    """Runs a session; a process can have only one at a time."""
     prepare_environment(folder)
     from pyspark.sql import SparkSession
 

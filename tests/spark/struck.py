@@ -1,7 +1,7 @@
-"""The data source with stages that a run of kills can strike at: in whatever process Spark runs them.
+"""The data source with stages at which a run of kills can strike, in any process of Spark.
 
-The run leaves a file that says at which stage, at which of its passages, and which processes are killed. The first process
-that comes to that passage takes the file away and kills them, and itself if that is asked for.
+The run writes a file with the stage, the number of the passage and the processes to kill. The first
+process that reaches that passage removes the file and kills them, and itself if the file says so.
 """
 
 import json
@@ -40,9 +40,9 @@ STAGES: Final = (
 @dataclass(frozen=True)
 class Strike:
     stage: str
-    passage: int  # From 0: the first time that the stage is come to.
+    passage: int  # 0: the first time that the query reaches the stage.
     pids: Sequence[int]
-    is_fatal: bool  # The process that comes there is killed, too.
+    is_fatal: bool  # Also kills the process that reaches the stage.
 
     def arm(self, folder: Path) -> None:
         disarm(folder)
@@ -90,7 +90,7 @@ def pass_by(stage: str) -> None:
 
 
 def seen(value: bytes) -> bytes:
-    """The transformation."""
+    """Transforms a value, as a stage of the query."""
     pass_by("transform")
     return b"seen " + bytes(value)
 

@@ -1,7 +1,7 @@
-"""A driver that a run of kills starts, orders to run a query, kills, and starts again: `python -m tests.spark.struck_driver`.
+"""The driver that a run of kills starts and kills: `python -m tests.spark.struck_driver FOLDER`.
 
-Its one argument is a folder. It says `ready PID`, the JVM's; each line that it is sent is the options of one run of the
-query over what is there now, and is answered with `done`, or `failed` and why.
+It prints `ready` and the PID of the JVM. Each line of its input has the options of one run of the
+query over the records available now. It responds with `done`, or with `failed` and the reason.
 """
 
 import json
@@ -14,7 +14,7 @@ from tests.spark.struck import StruckSource, seen
 
 
 def run(spark: Any, endpoint: str, folder: str, **options: str) -> None:
-    """From the source logs through the transformation into the target."""
+    """Copies the source logs through the transformation into the target log."""
     from pyspark.sql.functions import udf
 
     stream = spark.readStream.format("struck").options(endpoint=endpoint, **options).load()
@@ -38,7 +38,7 @@ def main() -> None:
         for line in sys.stdin:
             try:
                 run(spark, **json.loads(line))
-            except Exception as error:  # noqa: BLE001  # The run of kills is to hear of it.
+            except Exception as error:  # noqa: BLE001  # Reported to the run of kills.
                 print("failed", json.dumps(str(error)[-2000:]), flush=True)
             else:
                 print("done", flush=True)

@@ -1,4 +1,4 @@
-"""What an archive holds, and what of a table comes from it: rules without files and without Spark."""
+"""Rules of archives, audits and mirrors, without files and without Spark."""
 
 import json
 import random
@@ -61,20 +61,22 @@ def chain(*bounds: int) -> Chain:
     return found
 
 
-def test_a_manifest_survives_being_written() -> None:
+def test_manifest_survives_packing() -> None:
     before = manifest(5, 9, 20)
     after = Manifest.unpack(before.pack(), "here")
     assert after == before
     assert (after.count, after.xor) == (15, before.files[0].xor ^ before.files[1].xor)
 
 
-def test_any_flipped_bit_of_a_manifest_is_found() -> None:
+def test_flipped_bit_of_a_manifest_is_found_or_harmless() -> None:
     data = manifest(0, 7).pack()
     for at in range(len(data)):
         damaged = bytearray(data)
         damaged[at] ^= 1 << at % 8
         try:
-            assert Manifest.unpack(bytes(damaged), "here") == manifest(0, 7)  # White space.
+            assert Manifest.unpack(bytes(damaged), "here") == manifest(
+                0, 7
+            )  # The bit was in white space.
         except (ArchiveDamaged, UnsupportedVersion):
             continue
 
@@ -86,7 +88,7 @@ def test_a_manifest_of_a_newer_release_is_refused() -> None:
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_files_that_cover_a_range_become_a_manifest_and_no_others(seed: int) -> None:
+def test_manifest_needs_files_that_cover_its_range_exactly(seed: int) -> None:
     """SA1"""
     chance = random.Random(seed)
     bounds = sorted(chance.sample(range(100), chance.randint(2, 10)))
@@ -99,16 +101,22 @@ def test_files_that_cover_a_range_become_a_manifest_and_no_others(seed: int) -> 
     wrong = chance.choice(files)
     others = [each for each in files if each is not wrong]
     for bad in (
-        others,  # It is missing,
-        [*others, wrong._replace(records=wrong.records - 1)],  # lacks a record,
-        [*files, wrong._replace(first=wrong.first - 1, records=wrong.records + 1)],  # overlaps,
-        [*files, wrong._replace(xor=wrong.xor ^ 1, path="other")],  # or has other records.
+        others,  # A file is missing.
+        [*others, wrong._replace(records=wrong.records - 1)],  # A file lacks a record.
+        [
+            *files,
+            wrong._replace(first=wrong.first - 1, records=wrong.records + 1),
+        ],  # A file overlaps.
+        [
+            *files,
+            wrong._replace(xor=wrong.xor ^ 1, path="other"),
+        ],  # A second file has other records.
     ):
         with pytest.raises(ArchiveDamaged):
             manifest_of(LOG, "u", bounds[0], bounds[-1], bad)
 
 
-def test_manifests_of_a_log_have_no_hole_and_no_overlap() -> None:
+def test_manifests_with_a_hole_or_an_overlap_are_refused() -> None:
     """SA2"""
     assert chain_of(LOG, []) is None
     found = chain(3, 10, 20)
@@ -124,8 +132,8 @@ def test_manifests_of_a_log_have_no_hole_and_no_overlap() -> None:
 
 
 @pytest.mark.parametrize("seed", range(100))
-def test_a_table_has_each_record_once(seed: int) -> None:
-    """SA3: whatever was truncated, and wherever it starts and ends."""
+def test_table_has_each_record_once(seed: int) -> None:
+    """SA3: for random truncations, starts and ends."""
     chance = random.Random(seed)
     bounds = sorted(chance.sample(range(60), chance.randint(2, 8)))
     archive = chain(*bounds) if chance.random() < 0.9 else None
@@ -157,23 +165,23 @@ def test_a_hole_between_archive_and_log_is_an_error() -> None:
         divide(LOG, chain(3, 9), TailPoint("u", 5, 20), 21)
 
 
-def test_another_log_of_that_name_is_not_the_rest_of_an_archive() -> None:
-    """SA3: a higher tail proves nothing."""
+def test_archive_is_not_continued_by_a_replaced_log() -> None:
+    """SA3: the uid decides, even if the tail is higher."""
     with pytest.raises(LogReplaced):
         divide(LOG, chain(0, 9), TailPoint("v", 0, 20))
 
 
-def test_a_log_that_is_gone_is_read_from_its_archive() -> None:
+def test_deleted_log_is_read_from_its_archive() -> None:
     parts = divide(LOG, chain(0, 9), None)
     assert (len(parts.clips), parts.spans) == (1, ())
 
 
-def test_an_archive_that_begins_later_leaves_the_rest_to_the_log() -> None:
+def test_log_supplies_records_before_and_after_its_archive() -> None:
     parts = divide(LOG, chain(5, 9), TailPoint("u", 2, 12))
     assert [(each.start, each.end) for each in parts.spans] == [(2, 5), (9, 12)]
 
 
-def test_an_audit_finds_what_a_manifest_does_not_say() -> None:
+def test_audit_finds_files_that_differ_from_their_manifest() -> None:
     one = file(0, 5)
     content = Content(5, one.xor)
     assert judge_file(LOG, one, content, 100, 7, []) == []
@@ -213,7 +221,7 @@ def test_an_audit_compares_a_mirror_with_its_source() -> None:
         assert [each.kind for each in judge_mirror(LOG, 0, 5, source, mirror)] == [kind]
 
 
-def test_a_mirrored_record_says_where_it_comes_from() -> None:
+def test_headers_name_the_origin_of_a_mirrored_record() -> None:
     headers = {provenance.LOG: provenance.as_text(LOG, "u1").encode(), provenance.OFFSET: b"42"}
     assert provenance.origin_of(headers) == provenance.RecordOrigin(LOG, "u1", 42)
     for wrong in (

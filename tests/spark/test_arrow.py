@@ -1,4 +1,4 @@
-"""Blocks as Arrow batches, for every choice of columns, whole and cut at both ends."""
+"""Conversion of whole and partial blocks to Arrow batches, for any choice of columns."""
 
 import random
 from typing import Any
@@ -17,7 +17,7 @@ EVERY = (*COLUMNS, *ON_DEMAND)
 
 def some_block(chance: random.Random, count: int, base: int) -> Block:
     def maybe(make: Any) -> Any:
-        """No column, a column with holes, or a full one."""
+        """Returns no column, a column with nulls or a full column."""
         holes = chance.choice((None, 0.0, 0.4))
         if holes is None:
             return None
@@ -81,7 +81,7 @@ def test_batches_hold_the_records_of_blocks_in_order(seed: int) -> None:
     assert rows_of(made) == [{name: row[name] for name in columns} for row in wanted]
 
 
-def test_a_large_block_is_not_copied() -> None:
+def test_large_block_is_not_copied() -> None:
     block = some_block(random.Random(1), ROWS_ALONE, 0)
     schema = to_arrow_schema(schema_of(["value"]), timezone="UTC")
     (batch,) = Batches(schema).add(Slice("ns/a", block, 0, ROWS_ALONE))

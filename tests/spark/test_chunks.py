@@ -1,4 +1,4 @@
-"""How rows become blocks, and how blocks of one batch differ from those of another."""
+"""How rows become blocks, and how a replay finds the blocks of its batch."""
 
 import random
 from typing import Any
@@ -14,7 +14,7 @@ from rollbook.proto.errors import InvalidRequest, SinkReplayDiverged
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_rows_are_cut_by_their_sizes_alone(seed: int) -> None:
+def test_rows_are_cut_into_blocks_by_size_alone(seed: int) -> None:
     """SK5"""
     chance = random.Random(seed)
     sizes = [chance.choice((1, 10, 500)) for _ in range(chance.randrange(1, 200))]
@@ -35,7 +35,7 @@ def test_rows_are_cut_by_their_sizes_alone(seed: int) -> None:
     assert cut(runs[-1][0], len(sizes), size_of, limit, records_max) == runs[-1:]
 
 
-def test_blocks_of_a_batch_hold_its_first_rows() -> None:
+def test_written_blocks_must_hold_the_first_rows_of_the_batch() -> None:
     """SK6"""
     blocks = [WrittenBlock(10, 3, 0), WrittenBlock(15, 2, 1)]
     asked: list[int] = []
@@ -53,7 +53,7 @@ def test_blocks_of_a_batch_hold_its_first_rows() -> None:
         rows_written(blocks, 9, lambda *_: False, "ns/a")
 
 
-def test_a_batch_is_looked_for_after_the_last_whole_one() -> None:
+def test_batch_is_searched_for_after_the_last_complete_one() -> None:
     mark = LastBatch(4, 100, 120)
     assert (mark.looks_from(5, "ns/a"), mark.looks_from(4, "ns/a")) == (120, 100)
     with pytest.raises(SinkReplayDiverged, match="batch 3 is written to ns/a after batch 4"):
@@ -75,8 +75,8 @@ def some_rows(chance: random.Random, count: int) -> "pa.Table":
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_blocks_hold_the_rows_that_they_are_made_of(seed: int) -> None:
-    """Of several pieces, cut at any row; a server takes them."""
+def test_packed_block_holds_its_rows(seed: int) -> None:
+    """The block of rows from several tables passes the server's check."""
     chance = random.Random(seed)
     tables = [some_rows(chance, chance.randrange(1, 40)) for _ in range(3)]
     tables = [table.slice(chance.randrange(table.num_rows)) for table in tables]
@@ -93,12 +93,12 @@ def test_blocks_hold_the_rows_that_they_are_made_of(seed: int) -> None:
     headers = [dict(each) for each in block.headers()]
     found = list(zip(block.values(), block.keys(), headers, block.event_times(), strict=True))
     assert found == rows.records(start, end)
-    # The bytes are those of the rows, however they came.
+    # The bytes depend on the rows only, not on their division into tables.
     assert ArrowRows.of([pa.concat_tables(tables)]).pack(start, end, producer, codec) == packed
     assert len(packed) > HEADER_BYTES
 
 
-def test_rows_go_to_the_logs_that_they_name() -> None:
+def test_rows_are_grouped_by_the_log_that_they_name() -> None:
     batch = pa.RecordBatch.from_pydict(
         {"log": ["b", "a", "ns/c", "b"], "value": [b"1", b"2", b"3", b"4"]}
     )

@@ -1,4 +1,4 @@
-"""What the commands do around a pipeline, however it ends."""
+"""The commands around a pipeline: reports and the progress bar."""
 
 import json
 from pathlib import Path
@@ -23,10 +23,10 @@ ACCESS = LogAccess("log://none:1", None, None, None, None, 1.0)
         (NoSuchLog("there is no log a"), "there is no log a"),
     ],
 )
-def test_a_report_says_of_any_error_that_the_work_failed(
+def test_report_of_a_failed_run_has_the_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, said: str
 ) -> None:
-    """The report of an earlier run would say that all is well."""
+    """Otherwise the report of an earlier run would still say that all is well."""
     ends: list[BaseException | None] = [None, error]
 
     def restore(*_: Any) -> None:
@@ -44,7 +44,7 @@ def test_a_report_says_of_any_error_that_the_work_failed(
     assert report["error"].startswith(said)
 
 
-def test_a_bar_ends_its_line_if_it_has_drawn_one(
+def test_progress_bar_ends_its_line_only_after_drawing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)

@@ -1,4 +1,4 @@
-"""The page about Spark works as written, and says what it shows."""
+"""The programs and options of docs/spark.md are correct."""
 
 import re
 from pathlib import Path
@@ -17,7 +17,7 @@ _PLACE = "log://127.0.0.1:7400"
 
 
 @pytest.mark.timeout(300)
-def test_the_page_works_as_written(
+def test_programs_of_the_page_print_what_it_shows(
     spark: Any,
     site: Site,
     client: SyncClient,
@@ -38,7 +38,7 @@ def test_the_page_works_as_written(
     assert shown == "".join(pages.blocks(PAGE, "text")).splitlines()
 
 
-def test_the_readme_shows_the_same() -> None:
+def test_readme_has_the_lines_of_the_first_program() -> None:
     first = pages.blocks(PAGE, "python")[0]
     readme = (REPOSITORY / "README.md").read_text()
     for line in first.splitlines():
@@ -46,6 +46,6 @@ def test_the_readme_shows_the_same() -> None:
             assert f"\n{line}\n" in readme
 
 
-def test_every_option_is_on_the_page() -> None:
+def test_page_documents_every_option() -> None:
     named = dict.fromkeys(re.findall(r"`([A-Za-z]+)`", PAGE.read_text()))
     assert [option.name for option in OPTIONS if option.name not in named] == []

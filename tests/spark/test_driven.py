@@ -1,4 +1,4 @@
-"""The source against a real server, driven as Spark drives it, without a JVM."""
+"""The source against a real server, called as Spark calls it, without a JVM."""
 
 import json
 import re
@@ -29,12 +29,12 @@ def numbered(first: int, last: int) -> list[bytes]:
 
 
 def replace(client: SyncClient, name: str, *values: bytes) -> None:
-    """Another log has the name when this returns."""
+    """Creates another log of the same name, after the ledgers of the deleted log are gone."""
     due_s = time.monotonic() + PATIENCE_S
     while True:
         try:
             log = client.open(name, create=True)
-        except LogDeleted:  # Until the ledgers of the deleted one are gone.
+        except LogDeleted:  # The ledgers of the deleted log still exist.
             assert time.monotonic() < due_s
             time.sleep(0.02)
         else:
@@ -45,7 +45,7 @@ def replace(client: SyncClient, name: str, *values: bytes) -> None:
 # --- Batch ------------------------------------------------------------------------------------
 
 
-def test_every_column_comes_back(site: Site, client: SyncClient, name: str) -> None:
+def test_batch_read_returns_every_column(site: Site, client: SyncClient, name: str) -> None:
     headers: list[Headers | None] = [{"h": b"1"}, None]
     log = client.open(name, create=True)
     ack = log.append_many([b"a", b"b"], keys=[None, b"k"], headers=headers, event_times=[5, None])
@@ -82,7 +82,7 @@ def test_ranges_begin_and_end_within_blocks(site: Site, client: SyncClient, name
     assert [row["value"] for row in rows] == numbered(7, 2993)
 
 
-def test_a_load_stays_what_it_was(site: Site, client: SyncClient, name: str) -> None:
+def test_loaded_table_does_not_grow_with_its_log(site: Site, client: SyncClient, name: str) -> None:
     """SK4"""
     log = client.open(name, create=True)
     log.append_many(numbered(0, 2))
@@ -103,7 +103,7 @@ def test_many_small_logs_share_a_task(site: Site, client: SyncClient, name: str)
     assert len(some.rows()) == 5
 
 
-def test_a_schema_of_the_users_is_a_projection(site: Site, client: SyncClient, name: str) -> None:
+def test_user_schema_selects_columns(site: Site, client: SyncClient, name: str) -> None:
     client.open(name, create=True).append(b"a")
     wanted = StructType([StructField("value", BinaryType())])
     assert Loaded(wanted, endpoint=site.url, log=name).rows() == [{"value": b"a"}]
@@ -122,10 +122,10 @@ def test_an_empty_log_has_no_tasks(site: Site, client: SyncClient, name: str) ->
     from pyspark.sql.datasource import InputPartition
 
     reader = copied(loaded.source).reader(schema=loaded.schema)
-    assert list(reader.read(InputPartition(None))) == []  # Spark makes one of its own.
+    assert list(reader.read(InputPartition(None))) == []  # Spark adds a partition of its own.
 
 
-def test_times_find_their_records(site: Site, client: SyncClient, name: str) -> None:
+def test_ranges_can_be_given_by_timestamp(site: Site, client: SyncClient, name: str) -> None:
     log = client.open(name, create=True)
     log.append(b"a")
     second = log.append(b"b").timestamp_us
@@ -133,19 +133,19 @@ def test_times_find_their_records(site: Site, client: SyncClient, name: str) -> 
     found = Loaded(
         endpoint=site.url, log=name, endingTimestamp=at, startingOffsets="earliest"
     ).rows()
-    assert len(found) in (1, 2)  # Of two records in one millisecond both are at its end.
+    assert len(found) in (1, 2)  # Both records may be in the same millisecond.
     with pytest.raises(RollbookFailure, match=r"BEYOND_TAIL.*timestampNotFound=latest"):
         Loaded(endpoint=site.url, log=name, startingTimestamp="4000000000000").rows()
     later = {"startingTimestamp": "4000000000000", "timestampNotFound": "latest"}
     assert Loaded(endpoint=site.url, log=name, **later).rows() == []
 
 
-def test_a_log_that_does_not_exist_is_named(site: Site) -> None:
+def test_missing_log_is_named_in_the_error(site: Site) -> None:
     with pytest.raises(RollbookFailure, match="LOG_NOT_FOUND: there is no log default/nobody"):
         Loaded(endpoint=site.url, log="nobody").rows()
 
 
-def test_records_that_were_truncated_are_named_or_left_out(
+def test_truncated_records_fail_the_read_or_are_left_out(
     site: Site, client: SyncClient, name: str
 ) -> None:
     log = client.open(name, create=True)
@@ -161,10 +161,10 @@ def test_records_that_were_truncated_are_named_or_left_out(
     assert offsets(tolerant.rows()) == list(range(20, 50))
 
 
-def test_a_log_that_was_replaced_is_not_read_for_the_old_one(
+def test_deleted_or_replaced_log_fails_the_batch_read(
     site: Site, client: SyncClient, name: str
 ) -> None:
-    """SK2: its tail may be higher, so that offsets prove nothing."""
+    """SK2: the new log's tail may be higher, so offsets cannot tell the logs apart."""
     client.open(name, create=True).append_many(numbered(0, 5))
     loaded = Loaded(endpoint=site.url, log=name)
     client.delete(name, grace_s=0)
@@ -189,7 +189,7 @@ def streamed(site: Site, name: str, **options: str) -> Query:
     return Query(endpoint=site.url, log=name, **{"pollWait": "20ms", **options})
 
 
-def test_a_stream_starts_at_the_tail_and_goes_on(site: Site, client: SyncClient, name: str) -> None:
+def test_stream_starts_at_the_tail_and_resumes(site: Site, client: SyncClient, name: str) -> None:
     log = client.open(name, create=True)
     log.append_many(numbered(0, 5))
     query = streamed(site, name)
@@ -202,21 +202,19 @@ def test_a_stream_starts_at_the_tail_and_goes_on(site: Site, client: SyncClient,
     assert offsets(query.rows(1)) == [9]
 
 
-def test_nothing_is_lost_when_the_first_batch_is_run_again(
-    site: Site, client: SyncClient, name: str
-) -> None:
-    """SK1: the start is in the checkpoint before anything is read."""
+def test_rerun_of_the_first_batch_loses_nothing(site: Site, client: SyncClient, name: str) -> None:
+    """SK1: the checkpoint has the start before anything is read."""
     log = client.open(name, create=True)
     log.append_many(numbered(0, 5))
     query = streamed(site, name)
     assert query.plan()
-    query.restart()  # The driver was killed in batch 0,
-    log.append_many(numbered(5, 505))  # and the log grew before it came back.
+    query.restart()  # The driver is killed in batch 0.
+    log.append_many(numbered(5, 505))  # The log grows before the driver restarts.
     query.reader.initialOffset()
     assert offsets(query.rows(500)) == list(range(5, 505))
 
 
-def test_the_start_is_found_once(site: Site, client: SyncClient, name: str) -> None:
+def test_start_offset_is_resolved_once(site: Site, client: SyncClient, name: str) -> None:
     """SK1: Spark asks twice for the initial offset of batch 0."""
     log = client.open(name, create=True)
     query = streamed(site, name)
@@ -228,7 +226,7 @@ def test_the_start_is_found_once(site: Site, client: SyncClient, name: str) -> N
     assert again["logs"][f"default/{name}"][1] == 3
 
 
-def test_limits_hold_for_each_trigger(site: Site, client: SyncClient, name: str) -> None:
+def test_each_trigger_stays_within_its_limits(site: Site, client: SyncClient, name: str) -> None:
     for n in range(3):
         client.open(f"{name}/x{n}", create=True).append_many(numbered(0, 100))
     options = {"prefix": f"{name}/", "startingOffsets": "earliest", "pollWait": "20ms"}
@@ -241,7 +239,7 @@ def test_limits_hold_for_each_trigger(site: Site, client: SyncClient, name: str)
     assert max(sizes) <= 1024
 
 
-def test_a_minimum_is_waited_for_until_the_delay_is_over(
+def test_trigger_waits_for_its_minimum_until_the_delay_ends(
     site: Site, client: SyncClient, name: str
 ) -> None:
     log = client.open(name, create=True)
@@ -257,7 +255,9 @@ def test_a_minimum_is_waited_for_until_the_delay_is_over(
     assert offsets(soon.rows(1)) == [12]
 
 
-def test_what_is_available_now_ends(site: Site, client: SyncClient, name: str) -> None:
+def test_available_now_stops_at_the_tail_of_its_start(
+    site: Site, client: SyncClient, name: str
+) -> None:
     log = client.open(name, create=True)
     log.append_many(numbered(0, 25))
     query = streamed(site, name, startingOffsets="earliest", maxOffsetsPerTrigger="10")
@@ -269,9 +269,7 @@ def test_what_is_available_now_ends(site: Site, client: SyncClient, name: str) -
     assert offsets(query.rows()) == list(range(25, 30))
 
 
-def test_a_log_that_appears_is_read_from_its_head(
-    site: Site, client: SyncClient, name: str
-) -> None:
+def test_new_log_is_read_from_its_head(site: Site, client: SyncClient, name: str) -> None:
     """SK3"""
     client.open(f"{name}/a", create=True).append(b"old")
     query = Query(endpoint=site.url, prefix=f"{name}/", pollWait="0")
@@ -280,18 +278,20 @@ def test_a_log_that_appears_is_read_from_its_head(
     assert [row["value"] for row in query.rows(2)] == [b"x", b"y"]
 
 
-def test_a_poll_waits_for_records(site: Site, client: SyncClient, name: str) -> None:
+def test_poll_without_records_waits_for_poll_wait(
+    site: Site, client: SyncClient, name: str
+) -> None:
     client.open(name, create=True)
     query = streamed(site, name, pollWait="300ms")
-    assert query.plan()  # Batch 0 at once.
+    assert query.plan()  # Batch 0 does not wait.
     query.commit()
     before_s = time.monotonic()
     assert not query.plan()
     assert time.monotonic() - before_s >= 0.3
 
 
-def test_a_trigger_asks_nobody(site: Site, client: SyncClient, name: str) -> None:
-    """However many logs there are: the servers say what changes."""
+def test_trigger_sends_no_requests(site: Site, client: SyncClient, name: str) -> None:
+    """Servers push changes, so the number of logs costs no requests."""
     for n in range(30):
         client.open(f"{name}/x{n}", create=True)
     query = Query(endpoint=site.url, prefix=f"{name}/", pollWait="20ms")
@@ -303,7 +303,9 @@ def test_a_trigger_asks_nobody(site: Site, client: SyncClient, name: str) -> Non
         assert [row["log"] for row in query.rows(1)] == [f"{name}/x7"]
 
 
-def test_losses_end_a_stream_or_are_passed_over(site: Site, client: SyncClient, name: str) -> None:
+def test_lost_records_end_a_strict_stream_and_a_tolerant_one_skips_them(
+    site: Site, client: SyncClient, name: str
+) -> None:
     log = client.open(name, create=True)
     log.append_many(numbered(0, 10))
     options = {"startingOffsets": "earliest", "maxOffsetsPerTrigger": "4"}
@@ -320,7 +322,7 @@ def test_losses_end_a_stream_or_are_passed_over(site: Site, client: SyncClient, 
     assert offsets(tolerant.rows(20)) == list(range(20))
 
 
-def test_a_log_that_was_replaced_ends_a_stream(site: Site, client: SyncClient, name: str) -> None:
+def test_replaced_log_ends_the_stream(site: Site, client: SyncClient, name: str) -> None:
     """SK2"""
     client.open(name, create=True).append_many(numbered(0, 5))
     query = streamed(site, name, startingOffsets="earliest")
@@ -331,7 +333,7 @@ def test_a_log_that_was_replaced_ends_a_stream(site: Site, client: SyncClient, n
     assert "LOG_REPLACED" in query.failure()
 
 
-def test_a_stream_beyond_its_start_goes_on_though_the_start_is_gone(
+def test_truncated_start_does_not_end_a_stream_beyond_it(
     site: Site, client: SyncClient, name: str
 ) -> None:
     log = client.open(name, create=True)
@@ -345,7 +347,7 @@ def test_a_stream_beyond_its_start_goes_on_though_the_start_is_gone(
     assert offsets(again.rows(1)) == [20]
 
 
-def test_a_cursor_follows_a_stream(site: Site, client: SyncClient, name: str) -> None:
+def test_stream_commits_its_cursor(site: Site, client: SyncClient, name: str) -> None:
     log = client.open(name, create=True)
     log.append_many(numbered(0, 10))
     query = streamed(site, name, startingOffsets="earliest", cursor="etl", protect="true")
@@ -354,7 +356,7 @@ def test_a_cursor_follows_a_stream(site: Site, client: SyncClient, name: str) ->
     assert (found.offset, found.is_protected) == (10, True)
 
 
-def test_two_queries_read_one_log(site: Site, client: SyncClient, name: str) -> None:
+def test_two_queries_each_read_the_whole_log(site: Site, client: SyncClient, name: str) -> None:
     client.open(name, create=True).append_many(numbered(0, 10))
     first, second = (streamed(site, name, startingOffsets="earliest") for _ in range(2))
     assert len(first.rows()) == len(second.rows()) == 10
@@ -371,9 +373,7 @@ def test_a_checkpoint_of_a_newer_release_is_refused(
         query.plan()
 
 
-def test_options_of_a_batch_are_refused_for_a_stream(
-    site: Site, client: SyncClient, name: str
-) -> None:
+def test_batch_option_is_refused_for_a_stream(site: Site, client: SyncClient, name: str) -> None:
     client.open(name, create=True)
     with pytest.raises(RollbookFailure, match="endingOffsets is for batch reads"):
         streamed(site, name, endingOffsets="latest")
@@ -390,15 +390,15 @@ def test_a_range_without_records_has_no_tasks(site: Site, client: SyncClient, na
 # --- Failures ---------------------------------------------------------------------------------
 
 
-def test_a_server_that_nobody_reaches_is_given_up_in_time() -> None:
+def test_unreachable_server_fails_the_read_in_time() -> None:
     before_s = time.monotonic()
     with pytest.raises(RollbookFailure, match=r"no log server answers at 127\.0\.0\.1:9"):
         Loaded(endpoint="log://127.0.0.1:9", log="a", retries="0", fetchTimeout="1s").rows()
     assert time.monotonic() - before_s < 30
 
 
-def test_calls_that_are_refused_for_a_while_do_not_end_a_query(site: Site) -> None:
-    """Spark repeats nothing on the driver."""
+def test_refused_calls_are_retried_up_to_the_limit(site: Site) -> None:
+    """Spark does not retry calls on the driver."""
     access = ServerAccess(site.url, retries=10, retry_delay_s=0.001)
     channel, refused = ServerChannel(access), 0
 
@@ -415,7 +415,7 @@ def test_calls_that_are_refused_for_a_while_do_not_end_a_query(site: Site) -> No
         channel.patiently(call)
 
 
-def test_calls_that_are_wrong_are_not_repeated(site: Site) -> None:
+def test_permanent_errors_are_not_retried(site: Site) -> None:
     calls = 0
 
     def call() -> None:
@@ -428,7 +428,7 @@ def test_calls_that_are_wrong_are_not_repeated(site: Site) -> None:
     assert calls == 1
 
 
-def test_workers_import_little() -> None:
+def test_workers_import_no_heavy_packages() -> None:
     code = (
         "import sys, pyspark.sql.datasource, pyarrow; import rollbook.api.spark.source, rollbook.api.spark.fetch\n"
         "import json; print(json.dumps(sorted(sys.modules)))"

@@ -1,4 +1,4 @@
-"""The programs of examples/spark, in the session of all tests."""
+"""The programs of examples/spark, in the session that all tests share."""
 
 import json
 from datetime import UTC, datetime
@@ -22,7 +22,7 @@ def test_words_are_counted(spark: Any, site: Site, client: SyncClient, name: str
     assert [tuple(row) for row in found] == [("be", 2), ("to", 2), ("not", 1), ("or", 1)]
 
 
-def test_the_latest_record_of_each_key_is_found(
+def test_latest_record_of_each_key_is_found(
     spark: Any, site: Site, client: SyncClient, name: str
 ) -> None:
     log = client.open(name, create=True)
@@ -53,7 +53,7 @@ def test_sessions_are_written_once_they_are_over(
 
     click(b"ann", 0, 3, 4)
     click(b"bob", 1)
-    assert run() == []  # A click may still be late for them.
+    assert run() == []  # The sessions may still get late clicks.
     click(b"ann", 60)
     assert run() == [(b"ann", 9, 3), (b"bob", 5, 1)]
     click(b"bob", 200)

@@ -1,4 +1,4 @@
-"""Export, the table over an archive and its log, and audit: against a real server, with kills, without a JVM."""
+"""Export, audit and the table over archive and log, with a real server and without a JVM."""
 
 import errno
 import os
@@ -39,7 +39,7 @@ SMALL = SplitLimits(records_max=400)
 
 
 class Killed(BaseException):
-    """As by a signal: nothing catches it."""
+    """Stands for a signal: no code catches it."""
 
 
 @pytest.fixture
@@ -61,15 +61,17 @@ def files_in(archive: Archive) -> list[str]:
     return sorted(found)
 
 
-def test_hashes_are_those_of_spark() -> None:
-    """As `SELECT xxhash64(1L, X'6869')` says; of the algorithm, its own examples."""
+def test_xxhash64_matches_spark() -> None:
+    """Spark computed `SELECT xxhash64(1L, X'6869')`; two values are examples of the algorithm."""
     assert xxhash64(b"", 0) == 0xEF46DB3751D8E999
     assert xxhash64(b"Nobody inspects the spammish repetition", 0) == 0xFBCEA83C8A378BF1
     assert hash_of(1, b"hi") == 0x3434FAF5E1149F7E
 
 
-def test_an_archive_has_what_its_log_had(pipes: Pipes, log: SyncLog, name: str) -> None:
-    """SA1: and each column of it."""
+def test_archive_has_all_records_and_columns_of_its_log(
+    pipes: Pipes, log: SyncLog, name: str
+) -> None:
+    """SA1"""
     log.append_many(numbered(0, 1000), keys=[b"k", None] * 500)
     log.append(b"v1000", headers={"h": b"1"}, event_time_us=5)
     report = pipes.export(split=SMALL)
@@ -89,8 +91,8 @@ def test_an_archive_has_what_its_log_had(pipes: Pipes, log: SyncLog, name: str) 
     assert pipes.kinds() == []
 
 
-def test_an_export_goes_on_and_the_table_stays_whole(pipes: Pipes, log: SyncLog) -> None:
-    """SA3: also after what is archived was truncated."""
+def test_table_stays_complete_across_exports_and_truncations(pipes: Pipes, log: SyncLog) -> None:
+    """SA3: also after archived records were truncated from the log."""
     at = 0
     for size in (500, 1, 250):
         log.append_many(numbered(at, at + size))
@@ -105,7 +107,7 @@ def test_an_export_goes_on_and_the_table_stays_whole(pipes: Pipes, log: SyncLog)
     assert pipes.kinds() == []
 
 
-def test_an_export_in_steps_shares_them_between_logs(
+def test_export_in_steps_archives_all_logs(
     site: Site, client: SyncClient, name: str, tmp_path: Path
 ) -> None:
     for n in range(3):
@@ -118,7 +120,7 @@ def test_an_export_in_steps_shares_them_between_logs(
 
 
 def calls_of_the_system(patch: pytest.MonkeyPatch, act: Callable[[int, str], None]) -> None:
-    """Before each call that changes the file system `act` is called with its number."""
+    """Calls `act` with a number before each call that changes the file system."""
     count = 0
 
     def wrapped(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -134,7 +136,7 @@ def calls_of_the_system(patch: pytest.MonkeyPatch, act: Callable[[int, str], Non
         patch.setattr(os, name, wrapped(name, getattr(os, name)))
 
 
-def test_export_killed_at_any_call_leaves_nothing_that_counts_twice(
+def test_export_killed_at_any_call_loses_and_duplicates_nothing(
     pipes: Pipes, log: SyncLog, name: str
 ) -> None:
     """SA4, SA5"""
@@ -176,7 +178,7 @@ def test_export_killed_at_any_call_leaves_nothing_that_counts_twice(
     assert pipes.kinds() == []
 
 
-def test_a_full_disk_is_one_error_and_the_cursor_stays(pipes: Pipes, log: SyncLog) -> None:
+def test_full_disk_fails_the_export_and_keeps_the_cursor(pipes: Pipes, log: SyncLog) -> None:
     """SA5"""
     log.append_many(numbered(0, 10))
     pipes.export()
@@ -202,8 +204,8 @@ def test_a_full_disk_is_one_error_and_the_cursor_stays(pipes: Pipes, log: SyncLo
     assert pipes.kinds() == []
 
 
-def test_a_task_that_runs_twice_is_archived_once(pipes: Pipes, log: SyncLog) -> None:
-    """SA1: as a speculative one does, or one whose result was lost."""
+def test_task_that_runs_twice_is_archived_once(pipes: Pipes, log: SyncLog) -> None:
+    """SA1: a speculative task runs twice, and so does a task whose result was lost."""
     log.append_many(numbered(0, 1000))
     pipes.times = 2
     pipes.export(split=SMALL)
@@ -212,13 +214,13 @@ def test_a_task_that_runs_twice_is_archived_once(pipes: Pipes, log: SyncLog) -> 
     assert pipes.kinds() == []
 
 
-def test_one_export_at_a_time_writes_to_an_archive(pipes: Pipes, log: SyncLog) -> None:
+def test_second_concurrent_export_is_refused(pipes: Pipes, log: SyncLog) -> None:
     log.append(b"a")
     with pipes.archive.held(), pytest.raises(ArchiveHeld, match="another export writes to"):
         pipes.export()
 
 
-def test_a_cursor_of_another_archive_is_left_alone(
+def test_cursor_of_another_archive_is_not_moved(
     pipes: Pipes, log: SyncLog, site: Site, client: SyncClient, name: str, tmp_path: Path
 ) -> None:
     log.append_many(numbered(0, 10))
@@ -234,15 +236,15 @@ def test_a_cursor_of_another_archive_is_left_alone(
     assert other.rows() == expected(0, 10)
 
 
-def test_a_log_that_was_replaced_is_not_archived_for_the_old_one(
+def test_replaced_log_is_not_added_to_the_old_archive(
     pipes: Pipes, log: SyncLog, client: SyncClient, name: str
 ) -> None:
-    """SA2: nor is it the rest of the table."""
+    """SA2: the table does not continue with the new log."""
     log.append_many(numbered(0, 10))
     pipes.export()
-    log.cursor("archive").delete()  # It protects the log from deletion, too.
+    log.cursor("archive").delete()  # The cursor also protects the log from deletion.
     client.delete(name, grace_s=0)
-    assert pipes.rows() == expected(0, 10)  # From the archive alone.
+    assert pipes.rows() == expected(0, 10)  # The archive alone has the rows.
     replace(client, name, *numbered(0, 50))
     with pytest.raises(LogReplaced):
         pipes.export()
@@ -251,12 +253,14 @@ def test_a_log_that_was_replaced_is_not_archived_for_the_old_one(
     assert "replaced" in pipes.kinds()
 
 
-def test_a_folder_that_is_no_archive_is_named(pipes: Pipes, log: SyncLog) -> None:
+def test_read_of_a_missing_archive_is_refused(pipes: Pipes, log: SyncLog) -> None:
     with pytest.raises(NoSuchArchive, match="there is no archive in"):
         pipes.rows()
 
 
-def test_an_audit_finds_every_kind_of_damage(pipes: Pipes, log: SyncLog, name: str) -> None:
+def test_audit_finds_damaged_and_missing_files_and_manifests(
+    pipes: Pipes, log: SyncLog, name: str
+) -> None:
     """A flipped byte anywhere in a file, a missing file, a missing and a changed manifest."""
     log.append_many(numbered(0, 1000), keys=[b"k"] * 1000)
     pipes.export(split=SMALL)
@@ -279,7 +283,7 @@ def test_an_audit_finds_every_kind_of_damage(pipes: Pipes, log: SyncLog, name: s
     first, second = sorted(manifests.iterdir())
     kept = second.read_bytes()
     second.unlink()
-    assert pipes.kinds() == []  # As if it had not been exported yet: the log has it.
+    assert pipes.kinds() == []  # The log still has the records, as if not exported yet.
     second.write_bytes(kept)
     (manifests / "00000000000000000500.json").write_bytes(first.read_bytes())
     assert "manifests" in pipes.kinds()
@@ -287,18 +291,18 @@ def test_an_audit_finds_every_kind_of_damage(pipes: Pipes, log: SyncLog, name: s
     damaged = bytearray(kept)
     damaged[len(kept) // 2] ^= 1
     second.write_bytes(damaged)
-    assert pipes.kinds() == ["manifests"]  # And all else was looked at.
+    assert pipes.kinds() == ["manifests"]  # The audit checked everything else, too.
     damaged[0] ^= 1
     first.write_bytes(damaged)
     assert pipes.kinds(offline=True) == ["manifests"] * 2
 
 
-def test_an_audit_reads_what_a_log_still_has_of_a_file(
+def test_audit_reads_the_untruncated_part_of_a_file_in_the_log(
     pipes: Pipes, log: SyncLog, name: str
 ) -> None:
     log.append_many(numbered(0, 100))
     pipes.export()
-    log.truncate(40)  # Within the only file.
+    log.truncate(40)  # The new head is within the only file.
     report = pipes.audit()
     assert report.is_ok
     assert report.logs[f"default/{name}"]["records"] == 100 + 60
@@ -313,7 +317,7 @@ def test_an_audit_reads_what_a_log_still_has_of_a_file(
         ([9, 60, 70], ["unread"], 200),
     ],
 )
-def test_an_audit_goes_on_where_a_log_was_truncated_while_it_was_read(
+def test_audit_continues_after_a_concurrent_truncation(
     pipes: Pipes,
     log: SyncLog,
     name: str,
@@ -322,7 +326,7 @@ def test_an_audit_goes_on_where_a_log_was_truncated_while_it_was_read(
     found: list[str],
     records: int,
 ) -> None:
-    """Truncation is not damage, and what is left is read again."""
+    """Truncation is not damage; the audit reads the remaining records again."""
     log.append_many(numbered(0, 100))
     pipes.export()
     log.append_many(numbered(100, 200))
@@ -355,7 +359,7 @@ def test_audit_that_cannot_read_does_not_report_damaged_records(
     assert (found.kind, found.what) == ("unread", "UNAVAILABLE: no server answers")
 
 
-def test_audit_reads_manifests_again_that_a_running_export_replaced(
+def test_audit_rereads_manifests_after_a_concurrent_export(
     pipes: Pipes, log: SyncLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log.append_many(numbered(0, 10))
@@ -375,10 +379,10 @@ def test_audit_reads_manifests_again_that_a_running_export_replaced(
     assert pipes.kinds() == []
 
 
-def test_an_audit_finds_records_that_differ_from_the_log(
+def test_audit_reports_records_that_differ_from_the_log(
     pipes: Pipes, log: SyncLog, site: Site, client: SyncClient, name: str
 ) -> None:
-    """A file that is sound in itself, and is not what the log has."""
+    """The file matches its manifest but not the log."""
     log.append_many(numbered(0, 100))
     pipes.export()
     with pytest.MonkeyPatch.context() as patch:
@@ -390,7 +394,7 @@ def test_an_audit_finds_records_that_differ_from_the_log(
         assert pipes.kinds() == ["differs"]
 
 
-def test_a_log_without_an_archive_is_audited_by_segment(
+def test_audit_counts_records_in_files_and_in_the_log(
     site: Site, client: SyncClient, name: str, tmp_path: Path
 ) -> None:
     log = client.open(name, create=LogConfig(quorum=Quorum(1, 1, 1)))
@@ -401,7 +405,7 @@ def test_a_log_without_an_archive_is_audited_by_segment(
     pipes.export()
     report = pipes.audit()
     assert report.is_ok
-    assert report.logs[f"default/{name}"]["records"] == 600  # In files, and in the log.
+    assert report.logs[f"default/{name}"]["records"] == 600  # 300 in files and 300 in the log.
 
 
 @pytest.mark.parametrize(
@@ -417,7 +421,7 @@ def test_a_log_without_an_archive_is_audited_by_segment(
 def test_an_audit_finds_gaps_duplicates_and_disorder_in_a_file(
     tmp_path: Path, offsets: list[int], times: list[int], fault: str
 ) -> None:
-    """The bytes are those that were written: the mistake was made before."""
+    """The file is undamaged: its rows were wrong when it was written."""
     rows = pa.table(
         {
             "offset": pa.array(offsets, pa.int64()),
@@ -432,7 +436,7 @@ def test_an_audit_finds_gaps_duplicates_and_disorder_in_a_file(
     assert [fault in each for each in found.facts["faults"]] == [True] * bool(fault)
 
 
-def test_an_audit_of_nothing_is_refused(
+def test_audit_without_matching_logs_is_refused(
     site: Site, client: SyncClient, name: str, tmp_path: Path, pipes: Pipes, log: SyncLog
 ) -> None:
     log.append(b"a")
@@ -442,13 +446,13 @@ def test_an_audit_of_nothing_is_refused(
         pipes.audit()
 
 
-def test_a_log_that_cannot_be_exported_holds_up_no_others(
+def test_failed_export_of_one_log_does_not_stop_the_rest(
     site: Site, client: SyncClient, name: str, tmp_path: Path
 ) -> None:
     logs = [f"{name}/{letter}" for letter in "abc"]
     for each in logs:
         client.open(each, create=True).append_many(numbered(0, 10))
-    client.open(logs[1]).cursor("archive").commit(3)  # A reader's.
+    client.open(logs[1]).cursor("archive").commit(3)  # A reader's cursor.
     pipes = Pipes(site, client, tmp_path / "archive", f"{name}/*")
     with pytest.raises(ArchiveHeld, match=f"cursor archive of {logs[1]} belongs to another"):
         pipes.export()
@@ -465,10 +469,8 @@ def test_a_log_that_cannot_be_exported_holds_up_no_others(
     assert chain.next == 20
 
 
-def test_a_step_that_another_export_has_overtaken_is_dropped(
-    pipes: Pipes, log: SyncLog, name: str
-) -> None:
-    """SA4: the lock of a shared file system may not reach other machines."""
+def test_step_overtaken_by_another_export_is_dropped(pipes: Pipes, log: SyncLog, name: str) -> None:
+    """SA4: a file lock may not hold between machines that share a file system."""
     log.append_many(numbered(0, 10))
     link = os.link
 
@@ -488,10 +490,10 @@ def test_a_step_that_another_export_has_overtaken_is_dropped(
 
 
 @pytest.mark.parametrize(("length", "fits"), [(241, True), (242, False)])
-def test_a_log_with_a_long_name_is_exported_or_refused_at_once(
+def test_log_with_a_long_name_is_exported_or_refused_at_once(
     site: Site, client: SyncClient, name: str, tmp_path: Path, length: int, fits: bool
 ) -> None:
-    long = f"{name}-".ljust(length, "x")  # default%2F and log= come before it.
+    long = f"{name}-".ljust(length, "x")  # The folder name has `log=default%2F` before it.
     log = client.open(long, create=True)
     log.append_many(numbered(0, 10))
     pipes = Pipes(site, client, tmp_path / "archive", long)
@@ -505,7 +507,7 @@ def test_a_log_with_a_long_name_is_exported_or_refused_at_once(
         log.cursor("archive").get()
 
 
-def test_a_step_whose_files_are_gone_does_not_count(pipes: Pipes, log: SyncLog, name: str) -> None:
+def test_step_with_missing_files_is_not_completed(pipes: Pipes, log: SyncLog, name: str) -> None:
     """SA4"""
     log.append_many(numbered(0, 10))
     with pytest.MonkeyPatch.context() as patch:

@@ -1,4 +1,4 @@
-"""Every planted bug is noticed by a story."""
+"""Each planted bug makes a story fail."""
 
 from collections.abc import Callable
 
@@ -55,7 +55,9 @@ STORIES: tuple[Story, ...] = (
 
 
 @pytest.mark.parametrize("story", STORIES, ids=lambda story: story.__name__)
-def test_stories_hold(story: Story, site: Site, client: SyncClient, name: str) -> None:
+def test_stories_pass_without_a_flaw(
+    story: Story, site: Site, client: SyncClient, name: str
+) -> None:
     """SK1, SK5, SK6"""
     forget_process()
     story(site, client, name)
@@ -70,7 +72,7 @@ def test_stories_hold(story: Story, site: Site, client: SyncClient, name: str) -
         (no_comparison, written_again_with_other_rows),
     ],
 )
-def test_planted_bugs_are_found(
+def test_stories_fail_with_a_planted_flaw(
     flaw: Callable[[pytest.MonkeyPatch], None],
     story: Story,
     site: Site,

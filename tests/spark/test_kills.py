@@ -1,4 +1,4 @@
-"""What a run of kills strikes at, and that it notices what it looks for."""
+"""The plan of a run of kills, its strikes and the judge of its result."""
 
 import os
 import random
@@ -13,7 +13,7 @@ from tests.spark.kills import SOURCES, TARGET, VICTIMS
 from tests.spark.struck import FOLDER, STAGES, Strike
 
 
-def test_each_victim_comes_to_each_stage() -> None:
+def test_plan_kills_each_victim_at_each_stage() -> None:
     planned = kills.plan(len(STAGES) * len(VICTIMS), random.Random(7))
     assert sorted(planned) == sorted((stage, victim) for stage in STAGES for victim in VICTIMS)
     first = kills.plan(4, random.Random(7))
@@ -21,7 +21,7 @@ def test_each_victim_comes_to_each_stage() -> None:
     assert len({stage for stage, _ in first}) == 4
 
 
-def test_a_strike_comes_once_and_at_its_passage(
+def test_strike_kills_once_and_at_its_passage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     killed: list[int] = []
@@ -38,9 +38,7 @@ def test_a_strike_comes_once_and_at_its_passage(
     assert struck.has_struck(tmp_path)
 
 
-def test_the_judge_notices_what_is_lost_twice_or_out_of_order(
-    site: Site, client: SyncClient
-) -> None:
+def test_judge_finds_lost_duplicate_and_reordered_records(site: Site, client: SyncClient) -> None:
     target = client.open(TARGET, create=True)
     for name in SOURCES:
         client.open(name, create=True).append_many([b"%s %d" % (name.encode(), n) for n in (0, 1)])

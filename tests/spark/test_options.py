@@ -1,4 +1,4 @@
-"""Every option is checked, and what is refused is named."""
+"""Options are parsed and checked, and errors name the option."""
 
 from functools import partial
 from typing import Any
@@ -32,7 +32,7 @@ def refusal(options: dict[str, str], *, writes: bool = False) -> str:
     return str(refused.value)
 
 
-def test_defaults() -> None:
+def test_source_options_have_defaults() -> None:
     found = source()
     assert found.selection == Selection(names=("default/orders",))
     assert found.columns == ("log", "offset", "timestamp", "key", "value")
@@ -42,7 +42,7 @@ def test_defaults() -> None:
     assert found.split.bytes_max == 128 * 1024 * 1024
 
 
-def test_names_have_any_case() -> None:
+def test_option_names_ignore_case() -> None:
     assert source(MAXOFFSETSPERTRIGGER="5").rows_max == 5
 
 
@@ -62,11 +62,11 @@ def test_names_have_any_case() -> None:
         ),
     ],
 )
-def test_starting_offsets(text: str, places: StartPositions) -> None:
+def test_starting_offsets_are_parsed(text: str, places: StartPositions) -> None:
     assert source(startingOffsets=text).starting == places
 
 
-def test_times() -> None:
+def test_starting_timestamps_are_parsed() -> None:
     assert source(startingTimestamp="1700000000000").starting == StartPositions(
         AtTime(1_700_000_000_000_000)
     )
@@ -75,12 +75,12 @@ def test_times() -> None:
     assert by_log.of("default/other") == Earliest()
 
 
-def test_sizes_and_lengths_of_time() -> None:
+def test_sizes_and_durations_are_parsed() -> None:
     found = source(maxBytesPerTrigger="2g", maxTriggerDelay="90s", pollWait="250")
     assert (found.bytes_max, found.delay_s_max, found.poll_wait_s) == (2 * 1024**3, 90.0, 0.25)
 
 
-def test_words_of_kafka_are_understood() -> None:
+def test_kafka_option_names_are_accepted() -> None:
     given = {"endpoint": "log://a", "subscribe": "a,ns/b"}
     assert source_options(values_of(given, {})).selection.names == ("default/a", "ns/b")
     given = {"endpoint": "log://a", "subscribePattern": "ns/.*"}
@@ -128,30 +128,30 @@ def test_words_of_kafka_are_understood() -> None:
         ({"cursor": "No Name"}, "option cursor"),
     ],
 )
-def test_what_is_wrong_is_named(options: dict[str, str], said: str) -> None:
+def test_invalid_option_is_named_without_secrets(options: dict[str, str], said: str) -> None:
     found = refusal({**GIVEN, **options})
     assert said in found
     assert "secret" not in found
 
 
-def test_what_is_missing_is_named() -> None:
+def test_missing_option_is_named() -> None:
     assert "option endpoint is missing" in refusal({"log": "a"})
     assert "no log is named" in refusal({"endpoint": "log://a"})
 
 
-def test_the_endpoint_may_be_in_the_environment() -> None:
+def test_endpoint_can_come_from_the_environment() -> None:
     assert values_of({"log": "a"}, {"ROLLBOOK_ENDPOINT": "log://b"})["endpoint"] == "log://b"
 
 
 @pytest.mark.parametrize("options", [{}, {"option.log": "a", "option.endpoint": "log://a"}])
-def test_a_table_that_loses_its_options_says_so(options: dict[str, str]) -> None:
+def test_table_without_its_options_explains_the_alternatives(options: dict[str, str]) -> None:
     found = refusal(options)
     assert "CREATE TABLE" in found
     assert "CREATE TEMPORARY VIEW" in found
     assert "WITH (" in found
 
 
-def test_options_of_the_other_kind_of_read_are_refused() -> None:
+def test_batch_and_stream_options_exclude_each_other() -> None:
     source(endingOffsets="9").require_for("batch")
     with pytest.raises(BadConfig, match="endingOffsets is for batch reads"):
         source(endingOffsets="9").require_for("stream")
@@ -159,23 +159,23 @@ def test_options_of_the_other_kind_of_read_are_refused() -> None:
         source(cursor="a").require_for("batch")
 
 
-def test_options_of_reads_are_none_for_streams_into_a_log() -> None:
+def test_read_options_are_refused_for_streaming_writes() -> None:
     assert "option maxOffsetsPerTrigger is not one for writes" in refusal(
         {**GIVEN, "maxOffsetsPerTrigger": "5"}, writes=True
     )
 
 
-def test_a_write_into_a_view_passes_over_the_options_for_reads() -> None:
+def test_write_into_a_view_ignores_read_options() -> None:
     values = values_of({**GIVEN, "columns": "value", "startingOffsets": "5"}, {})
     assert sink_options(values).log == "default/orders"
 
 
-def test_every_option_is_taken_by_something() -> None:
+def test_every_option_is_for_reads_or_writes() -> None:
     assert all(option.reads or option.writes for option in OPTIONS)
 
 
-def test_names_beside_a_pattern_mean_only_themselves() -> None:
-    """A dot of a name is no pattern."""
+def test_dots_in_log_names_match_literally() -> None:
+    """A log name is not a regular expression, even beside a pattern."""
     found = selection_of(["shop/a.b", "shop/c-*", "web.eu/d", "e.f*"])
     for log, covers in (
         ("shop/a.b", True),
@@ -203,8 +203,8 @@ def test_names_beside_a_pattern_mean_only_themselves() -> None:
         ("sh.p/.*", ""),
     ],
 )
-def test_pattern_is_listed_in_one_namespace_only_if_all_of_it_is_there(
+def test_pattern_has_a_namespace_only_if_all_alternatives_share_it(
     pattern: str, namespace: str
 ) -> None:
-    """Logs of the second alternative were not seen."""
+    """Otherwise logs of the second alternative would be missed."""
     assert namespace_of(pattern) == namespace

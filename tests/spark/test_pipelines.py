@@ -1,4 +1,4 @@
-"""The pipelines in a real Spark: what it counts and hashes, and its reading of our files."""
+"""The pipelines in a real Spark session: its counts and hashes, and how it reads our files."""
 
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from tests.spark.pipes import hash_of
 pytestmark = pytest.mark.timeout(300)
 
 
-def test_an_archive_and_its_log_are_one_table(
+def test_archive_and_its_log_are_read_as_one_table(
     spark: Any, site: Site, client: SyncClient, name: str, tmp_path: Path
 ) -> None:
     log = client.open(name, create=True)
@@ -50,16 +50,16 @@ def test_an_archive_and_its_log_are_one_table(
     audit(spark, way, archive, selection, looked, lambda *_: None)
     assert looked.findings == []
     Path(archive.path, "_steps").rmdir()
-    Path(archive.path, "_steps").write_bytes(b"")  # As if the disk refused what tasks write.
+    Path(archive.path, "_steps").write_bytes(b"")  # Makes the tasks' writes fail.
     with pytest.raises(ArchiveUnwritable, match="the archive cannot be written"):
         export(spark, archive, way, wanted, report, lambda *_: None)
     assert log.cursor("archive").get().offset == 51
 
 
-def test_a_mirror_has_each_record_once_and_says_where_it_comes_from(
+def test_mirror_has_each_record_once_with_its_origin(
     spark: Any, site: Site, client: SyncClient, name: str, tmp_path: Path
 ) -> None:
-    """SA6: also after its checkpoint was lost."""
+    """SA6: also after the checkpoint was lost."""
     log, copy = client.open(name, create=True), client.open(f"{name}-copy", create=True)
     way, names = Way({"endpoint": site.url}), (f"default/{name}", f"default/{name}-copy")
     log.append_many([b"v%d" % n for n in range(30)], keys=[b"k", None] * 15)
@@ -77,7 +77,7 @@ def test_a_mirror_has_each_record_once_and_says_where_it_comes_from(
     audit_mirror(spark, way, way, *names, looked, lambda *_: None)
     assert looked.findings == []
     assert looked.logs[names[1]]["behind"] == 1
-    copy.truncate(31)  # Its checkpoint still says where it is.
+    copy.truncate(31)  # The checkpoint still has the mirror's position.
     mirror(spark, way, way, *names, str(tmp_path / "new"), Report("mirror"), lambda *_: None)
     assert [each.value for each in copy.read()] == [b"later"]
     copy.append(b"of somebody else")

@@ -1,4 +1,4 @@
-"""What a trigger reads and which tasks read it, by chance and at the edges."""
+"""The range that a trigger reads, and its division into tasks."""
 
 import random
 from itertools import pairwise
@@ -29,21 +29,21 @@ def some_backlogs(chance: random.Random) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_a_limit_is_shared_out_whole_and_nobody_gets_what_it_does_not_need(seed: int) -> None:
+def test_limit_is_divided_fairly_and_completely(seed: int) -> None:
     chance = random.Random(seed)
     backlogs = some_backlogs(chance)
     limit = chance.choice((1, 3, 1000, 10**6))
     found = divide(limit, backlogs, chance.randrange(1000))
     assert sum(found.values()) == min(limit, sum(backlogs.values()))
     assert all(0 <= found[name] <= backlogs[name] for name in found)
-    # No log waits while another one gets more than it, unless it has all that it needs.
+    # No log gets less than another one unless it gets all that it needs.
     most = max(found.values(), default=0)
     assert all(found[name] >= most - 1 or found[name] == backlogs[name] for name in found)
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_no_log_starves_below_one_record_each(seed: int) -> None:
-    """SK3: a limit that is smaller than the number of logs goes around among them."""
+def test_no_log_starves_if_the_limit_is_below_one_record_each(seed: int) -> None:
+    """SK3: if the limit is smaller than the number of logs, the logs take turns."""
     chance = random.Random(seed)
     starts = {f"ns/{n}": chance.randrange(100) for n in range(chance.randrange(2, 20))}
     first = dict(starts)
@@ -55,7 +55,7 @@ def test_no_log_starves_below_one_record_each(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_triggers_stay_within_their_limits_and_come_to_the_end(seed: int) -> None:
+def test_triggers_stay_within_limits_and_reach_all_tails(seed: int) -> None:
     chance = random.Random(seed)
     tails = {name: chance.randrange(50) for name in some_backlogs(chance)}
     sizes = {name: chance.choice((1, 100, 5000)) for name in tails}
@@ -107,7 +107,9 @@ def test_tasks_read_every_record_once_in_order_within_their_limits(seed: int) ->
         chance.choice((1, 16, 128)) * MIB,
     )
     tasks = split(spans, segments, limits)
-    assert tasks == split(reversed(spans), segments, limits)  # Of nothing else than its arguments.
+    assert tasks == split(
+        reversed(spans), segments, limits
+    )  # The result depends on the set of spans only.
     flat = [span for task in tasks for span in task]
     assert flat == sorted(flat)
     assert all(span.start < span.end for span in flat)
@@ -144,13 +146,13 @@ def test_large_ranges_are_cut_at_the_ends_of_segments() -> None:
     assert len(split([Span("ns/a", "", 0, 4000)], {"ns/a": small}, SplitLimits())) == 1
 
 
-def test_a_block_may_be_cut_anywhere() -> None:
+def test_tasks_can_be_cut_at_any_record() -> None:
     tasks = split([Span("ns/a", "", 5, 8)], {}, SplitLimits(partitions_min=9))
     assert [task[0][2:] for task in tasks] == [(5, 6), (6, 7), (7, 8)]
     assert split([Span("ns/a", "", 5, 5)], {}, SplitLimits(partitions_min=9)) == []
 
 
-def test_what_a_record_takes_is_the_mean_of_the_last_segments() -> None:
+def test_record_size_is_the_mean_of_the_last_segments() -> None:
     assert record_bytes_of([]) == 100
     old, new = MeasuredSegment(0, 10, 10, 10**6), MeasuredSegment(10, 20, 10, 2000)
     assert (

@@ -1,4 +1,4 @@
-"""What Spark keeps of a stream, and how the stream goes on from there."""
+"""The offsets that Spark keeps of a stream, and how a stream resumes from them."""
 
 import json
 import random
@@ -26,7 +26,7 @@ from rollbook.proto.errors import (
 )
 
 
-def test_an_end_survives_the_checkpoint_byte_for_byte() -> None:
+def test_batch_end_survives_the_checkpoint() -> None:
     end = BatchEnd({"ns/b": Point("u", 3)}, {"ns/b": Point("u", 9), "ns/a": Point("v", 0)})
     text = json.dumps(end.packed())
     assert text == (
@@ -35,8 +35,8 @@ def test_an_end_survives_the_checkpoint_byte_for_byte() -> None:
     assert unpack(json.loads(text)) == end
 
 
-def test_before_the_first_batch_there_is_only_what_the_options_say() -> None:
-    """SK1: it is asked for twice and again after a crash, and is the same each time."""
+def test_initial_offset_is_constant_and_has_no_positions() -> None:
+    """SK1: Spark asks for it twice, and again after a crash."""
     assert unpack(initial("latest")) is None
     assert initial("latest") == initial("latest")
 
@@ -47,7 +47,7 @@ def test_a_checkpoint_of_a_newer_release_is_refused() -> None:
 
 
 @pytest.mark.parametrize("offset", [{}, {"v": 1}, {"v": 1, "from": 3, "logs": {}}, {"v": "1"}])
-def test_what_another_source_wrote_is_refused(offset: dict[str, object]) -> None:
+def test_offset_of_another_source_is_refused(offset: dict[str, object]) -> None:
     with pytest.raises(InvalidRequest, match="is not an offset of this source"):
         unpack(offset)
 
@@ -69,10 +69,10 @@ def test_a_new_log_starts_at_its_head() -> None:
         (TailPoint("u", 7, 9), Point("u", 7), LogDataLoss),
     ],
 )
-def test_what_is_gone_is_named(
+def test_each_kind_of_loss_is_named(
     tail: TailPoint | None, start: Point | None, loss: type[Exception]
 ) -> None:
-    """SK2: a log that was deleted and created again has another uid, whatever its tail."""
+    """SK2: a log that was deleted and created again has another uid, for any tail."""
     found = begin({"ns/a": Point("u", 5)}, {"ns/a": tail} if tail else {})
     assert [type(each) for each in found.losses] == [loss]
     assert "ns/a" in str(found.losses[0])
@@ -80,15 +80,15 @@ def test_what_is_gone_is_named(
     assert found.starts == ({"ns/a": start} if start else {})
 
 
-def test_only_logs_with_news_are_looked_at() -> None:
-    """An idle one costs a trigger nothing, whatever number of them there is."""
+def test_only_changed_logs_are_examined() -> None:
+    """Idle logs cost a trigger nothing."""
     known = {f"ns/{name}": Point("u", 5) for name in "abcdefg"}
     tails = {
         "ns/a": TailPoint("u", 0, 5),
         "ns/b": TailPoint("u", 0, 6),
         "ns/c": TailPoint("other", 0, 5),
-        "ns/d": TailPoint("", 0, 5),  # Its server does not say which one it is.
-        "ns/e": TailPoint("u", 0, 3),  # Known late.
+        "ns/d": TailPoint("", 0, 5),  # Its server reports no uid.
+        "ns/e": TailPoint("u", 0, 3),  # An outdated tail.
         "ns/f": TailPoint("u", 5, 5),
         "ns/new": TailPoint("v", 0, 0),
     }
@@ -96,13 +96,13 @@ def test_only_logs_with_news_are_looked_at() -> None:
     assert moved({"ns/a": Point("u", 5)}, {}) == ["ns/a"]
 
 
-def test_a_tail_that_is_known_late_is_no_loss() -> None:
+def test_outdated_tail_is_not_a_loss() -> None:
     found = begin({"ns/a": Point("u", 5)}, {"ns/a": TailPoint("u", 0, 3)})
     assert (found.starts, found.losses) == ({"ns/a": Point("u", 5)}, [])
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_batches_follow_each_other_without_a_hole_while_logs_come_and_grow(seed: int) -> None:
+def test_batches_have_no_holes_while_logs_are_added_and_grow(seed: int) -> None:
     chance = random.Random(seed)
     tails: dict[str, TailPoint] = {}
     known: dict[str, Point] = {}
@@ -129,15 +129,15 @@ def test_batches_follow_each_other_without_a_hole_while_logs_come_and_grow(seed:
         )
 
 
-def test_lag_is_what_is_left_of_our_logs() -> None:
+def test_lag_counts_unread_records_of_each_log() -> None:
     latest = json.dumps({"v": 1, "from": {}, "logs": {"ns/a": ["u", 10], "ns/b": ["w", 4]}})
     end = json.dumps({"v": 1, "from": {}, "logs": {"ns/a": ["u", 7], "ns/b": ["v", 3]}})
     kafkas = ('{"topic":{"0":5}}', '{"topic":{"0":2}}')
     found = lag_of([(latest, end), kafkas, (None, None), ("3", "2")])
-    assert found == Lag(7, {"ns/a": 3, "ns/b": 4})  # Nothing is read of the log that replaced b.
+    assert found == Lag(7, {"ns/a": 3, "ns/b": 4})  # No record of the replaced ns/b was read.
     news = json.dumps(
         {"v": 1, "from": {}, "logs": {"ns/b": ["v", 4]}}
-    )  # Of logs that go on beyond the end.
+    )  # Only ns/b has grown beyond the end.
     assert lag_of([(news, end)]) == Lag(1, {"ns/a": 0, "ns/b": 1})
     slower = json.dumps({"v": 1, "from": {}, "logs": {"ns/a": ["u", 1], "ns/b": ["w", 4]}})
     assert lag_of([(latest, end), (latest, slower)]).logs["ns/a"] == 9

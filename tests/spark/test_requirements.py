@@ -1,4 +1,4 @@
-"""One error says what is missing and how to install it."""
+"""The error for missing libraries says how to install them."""
 
 from importlib.metadata import PackageNotFoundError
 
@@ -19,7 +19,7 @@ from rollbook.api.spark import requirements
         ({"pyspark": "4.2.0", "pyarrow": "17.0.0"}, "needs pyarrow 18.0 or newer, and 17.0.0"),
     ],
 )
-def test_what_is_missing_is_named(
+def test_missing_or_old_library_is_named(
     found: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def version(package: str) -> str:
@@ -34,7 +34,7 @@ def test_what_is_missing_is_named(
 
 
 @pytest.mark.parametrize("pyspark", ["4.2.0", "4.3.0", "5.0.0.dev1"])
-def test_newer_ones_are_taken(pyspark: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_newer_libraries_are_accepted(pyspark: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found = {"pyspark": pyspark, "pyarrow": "26.0.1"}
     monkeypatch.setattr(requirements, "version", found.__getitem__)
     requirements.require_libraries()

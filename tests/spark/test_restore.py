@@ -1,4 +1,4 @@
-"""Restore and the start of a mirror: against a real server, with kills, without a JVM."""
+"""Restore and the start of a mirror, with a real server and without a JVM."""
 
 from pathlib import Path
 from typing import Any
@@ -36,10 +36,10 @@ def restored(pipes: Pipes, target: str) -> Report:
     return report
 
 
-def test_an_archive_is_restored_once_however_often_it_is_killed(
+def test_killed_restores_write_each_record_once(
     pipes: Pipes, client: SyncClient, name: str
 ) -> None:
-    """SK6: before, between and after the blocks of its files, and before each is noted as whole."""
+    """SK6: killed before, between and after blocks, and before a file is marked as complete."""
     target = client.open(f"{name}-again", create=True)
     for step in ("_append_block", "_on_whole"):
         for number in range(3):
@@ -67,9 +67,7 @@ def test_an_archive_is_restored_once_however_often_it_is_killed(
     assert (dict(found[-1].headers), found[-1].event_time_us) == ({"h": b"1"}, 5)
 
 
-def test_a_restore_goes_on_with_what_was_archived_later(
-    pipes: Pipes, client: SyncClient, name: str
-) -> None:
+def test_later_restore_writes_only_new_records(pipes: Pipes, client: SyncClient, name: str) -> None:
     target = client.open(f"{name}-again", create=True)
     assert restored(pipes, f"{name}-again").logs[f"default/{name}-again"]["records"] == 100
     client.open(name).append_many(numbered(100, 120))
@@ -95,7 +93,7 @@ def test_a_damaged_file_is_not_restored(pipes: Pipes, client: SyncClient, name: 
     assert list(target.read()) == []
 
 
-def test_what_is_not_there_is_not_restored(pipes: Pipes, name: str) -> None:
+def test_restore_needs_an_existing_target_and_archive(pipes: Pipes, name: str) -> None:
     with pytest.raises(NoSuchLog):
         restored(pipes, f"{name}-nowhere")
     with pytest.raises(NoSuchArchive, match=f"nothing of default/other is in .*default/{name}"):
@@ -104,7 +102,7 @@ def test_what_is_not_there_is_not_restored(pipes: Pipes, name: str) -> None:
         )
 
 
-def test_a_mirror_goes_on_after_the_record_that_its_last_one_comes_from(
+def test_mirror_starts_after_the_origin_of_its_last_record(
     pipes: Pipes, client: SyncClient, name: str
 ) -> None:
     """SA6"""
@@ -114,7 +112,7 @@ def test_a_mirror_goes_on_after_the_record_that_its_last_one_comes_from(
     said = {provenance.LOG: provenance.as_text(source, log.uid).encode(), provenance.OFFSET: b"41"}
     target.append(b"v41", headers=said)
     assert start_of(pipes.way, pipes.way, source, copy) == (log.uid, 42)
-    target.truncate(1)  # As retention does: nothing names an offset of the source any more.
+    target.truncate(1)  # As by retention: no record has an origin any more.
     with pytest.raises(MirrorHeld, match=f"all 1 records of {copy} were truncated"):
         start_of(pipes.way, pipes.way, source, copy)
     for headers in ({}, said | {provenance.LOG: provenance.as_text(source, "gone").encode()}):

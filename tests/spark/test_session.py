@@ -1,4 +1,4 @@
-"""The data source in a real Spark: batch, SQL and streams."""
+"""The data source in a real Spark session: batch reads, SQL and streams."""
 
 import time
 from pathlib import Path
@@ -22,7 +22,7 @@ def loaded(spark: Any, site: Site, name: str, **options: Any) -> Any:
 
 
 def run(frame: Any, site: Site, name: str, folder: Path, **options: str) -> Any:
-    """Everything that is available now, into another log."""
+    """Copies all records that are available now into another log."""
     query = (
         frame.writeStream.format("rollbook")
         .options(
@@ -38,7 +38,7 @@ def run(frame: Any, site: Site, name: str, folder: Path, **options: str) -> Any:
     return query
 
 
-def test_a_log_is_a_table(spark: Any, site: Site, client: SyncClient, name: str) -> None:
+def test_log_is_read_as_a_table(spark: Any, site: Site, client: SyncClient, name: str) -> None:
     log = client.open(name, create=True)
     log.append_many(numbered(0, 3000), keys=[b"k", None] * 1500)
     log.append(b"last", headers={"h": b"1"}, event_time_us=1_700_000_000_000_000)
@@ -56,10 +56,10 @@ def test_a_log_is_a_table(spark: Any, site: Site, client: SyncClient, name: str)
     assert table.count() == 3001
 
 
-def test_filters_of_one_scan_are_none_of_another(
+def test_filter_of_one_scan_does_not_affect_another(
     spark: Any, site: Site, client: SyncClient, name: str
 ) -> None:
-    """Spark passes the filters that a source takes in one scan on to the next: this one takes none."""
+    """Spark passes filters that a source accepts to its next scan, so this source accepts none."""
     client.open(name, create=True).append_many(numbered(0, 1000))
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     try:
@@ -73,7 +73,7 @@ def test_filters_of_one_scan_are_none_of_another(
         spark.conf.unset("spark.sql.python.filterPushdown.enabled")
 
 
-def test_sql_reads_a_view_and_a_table_says_what_it_lacks(
+def test_sql_reads_and_writes_views_and_tables(
     spark: Any, site: Site, client: SyncClient, name: str
 ) -> None:
     log = client.open(name, create=True)
@@ -93,7 +93,7 @@ def test_sql_reads_a_view_and_a_table_says_what_it_lacks(
         spark.sql(f"CREATE TABLE t_{view} USING rollbook OPTIONS ({options})")
 
 
-def test_mistakes_are_said(spark: Any, site: Site) -> None:
+def test_invalid_option_and_missing_log_raise_clear_errors(spark: Any, site: Site) -> None:
     with pytest.raises(
         Exception, match=r"BAD_CONFIG: option startingoffset='x' is unknown · use startingOffsets"
     ):
@@ -106,7 +106,7 @@ def rows_of(query: Any) -> list[int]:
     return [each.numInputRows for each in query.recentProgress if each.numInputRows]
 
 
-def test_a_stream_is_written_once_and_goes_on_where_its_checkpoint_ends(
+def test_stream_is_written_once_across_a_restart(
     spark: Any, site: Site, client: SyncClient, name: str, tmp_path: Path
 ) -> None:
     log, copy = client.open(name, create=True), client.open(f"{name}-copy", create=True)
@@ -119,7 +119,7 @@ def test_a_stream_is_written_once_and_goes_on_where_its_checkpoint_ends(
     assert rollbook_spark.lag(query) == rollbook_spark.Lag(0, {f"default/{name}": 0})
     (
         tmp_path / "checkpoint" / "commits" / "2"
-    ).unlink()  # Killed after the append, before Spark wrote that down.
+    ).unlink()  # As if killed before Spark wrote the commit.
     for left in (tmp_path / "checkpoint" / "commits").glob(".2*"):
         left.unlink()
     log.append_many(numbered(250, 260))
@@ -139,7 +139,7 @@ def test_a_stream_is_written_once_and_goes_on_where_its_checkpoint_ends(
     assert producers[0].id == f"spark/{query.id}".encode()
 
 
-def test_rows_are_written_by_sql_and_by_frames(
+def test_data_frame_is_appended_and_overwrite_is_refused(
     spark: Any, site: Site, client: SyncClient, name: str
 ) -> None:
     rollbook_spark.register(spark)
@@ -154,7 +154,7 @@ def test_rows_are_written_by_sql_and_by_frames(
         ).mode("overwrite").save()
 
 
-def test_a_listener_shows_the_lag(
+def test_listener_counts_the_rows_of_a_query(
     spark: Any, site: Site, client: SyncClient, name: str, tmp_path: Path
 ) -> None:
     from prometheus_client import CollectorRegistry

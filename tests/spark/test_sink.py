@@ -1,4 +1,4 @@
-"""The sink against a real server, with kills between its steps, without a JVM."""
+"""The sink with a real server and kills between its steps, without a JVM."""
 
 import time
 from typing import Any
@@ -51,7 +51,7 @@ def expected(*ranges: tuple[int, int]) -> list[bytes]:
     return [row["value"] for first, last in ranges for row in rows(first, last)]
 
 
-def test_every_column_is_written(site: Site, client: SyncClient, name: str) -> None:
+def test_sink_writes_every_column(site: Site, client: SyncClient, name: str) -> None:
     log = client.open(name, create=True)
     schema = StructType(
         [
@@ -75,7 +75,7 @@ def test_every_column_is_written(site: Site, client: SyncClient, name: str) -> N
     )
 
 
-def test_a_batch_is_one_block_whatever_its_partitions(
+def test_batch_of_several_partitions_is_one_block(
     site: Site, client: SyncClient, name: str
 ) -> None:
     log = client.open(name, create=True)
@@ -86,25 +86,25 @@ def test_a_batch_is_one_block_whatever_its_partitions(
     assert (block.producer.epoch, block.producer.seq) == (0, 0)
 
 
-def test_a_batch_that_is_written_again_is_found(site: Site, client: SyncClient, name: str) -> None:
-    """SK6: killed after the append, before Spark wrote it down; then with other partitions."""
+def test_rewritten_batch_is_not_appended_twice(site: Site, client: SyncClient, name: str) -> None:
+    """SK6: killed before Spark wrote the commit, and run again with other partitions."""
     log = client.open(name, create=True)
     sink = sink_of(site, name)
     sink.run(0, rows(0, 10))
     forget_process()
     sink.run(0, rows(0, 3), rows(3, 10))
     sink.run(1, rows(10, 12))
-    sink.run(1, rows(10, 12))  # In the process that has written it, too.
+    sink.run(1, rows(10, 12))  # Also in the process that wrote the batch.
     sink.run(2, rows(12, 14))
     assert values(log) == expected((0, 14))
 
 
 @pytest.mark.parametrize("blocks", [1, 3])
 @pytest.mark.parametrize("is_marked", [True, False])
-def test_a_batch_that_was_half_written_is_completed(
+def test_half_written_batch_is_completed(
     site: Site, client: SyncClient, name: str, blocks: int, is_marked: bool
 ) -> None:
-    """SK6: killed between two blocks; others append in between."""
+    """SK6: killed between two blocks, with an append of another writer in between."""
     log = client.open(name, create=SMALL)
     sink = sink_of(site, name)
     if is_marked:
@@ -137,7 +137,7 @@ def test_a_batch_that_was_half_written_is_completed(
 @pytest.mark.parametrize("failing", range(1, 6))
 @pytest.mark.parametrize("error", [Unavailable, OutcomeUnknown])
 @pytest.mark.parametrize("is_marked", [True, False])
-def test_a_block_that_fails_among_those_sent_ahead_is_sent_again(
+def test_failed_block_of_a_pipeline_is_sent_again(
     site: Site,
     client: SyncClient,
     name: str,
@@ -145,7 +145,7 @@ def test_a_block_that_fails_among_those_sent_ahead_is_sent_again(
     error: type[RollbookError],
     is_marked: bool,
 ) -> None:
-    """SK6: those behind it were refused, or are found; each row is there once, in order."""
+    """SK6: later blocks were refused or are found; the log has each row once, in order."""
     log = client.open(name, create=SMALL)
     sink = sink_of(site, name)
     if is_marked:
@@ -158,7 +158,7 @@ def test_a_block_that_fails_among_those_sent_ahead_is_sent_again(
         if sent != failing:
             return await write(self, block)
         if error is OutcomeUnknown:
-            await write(self, block)  # Only its answer is lost.
+            await write(self, block)  # Only the response is lost.
         raise error
 
     messages = sink.write(rows(2, 20), rows(20, 32))
@@ -171,8 +171,10 @@ def test_a_block_that_fails_among_those_sent_ahead_is_sent_again(
     assert values(log) == expected((0 if is_marked else 2, 32))
 
 
-def test_no_memory_of_producers_is_needed(site: Site, client: SyncClient, name: str) -> None:
-    """More blocks than the log remembers of one producer, and then it is forgotten altogether."""
+def test_replay_needs_no_producer_memory_of_the_log(
+    site: Site, client: SyncClient, name: str
+) -> None:
+    """The batch has more blocks than the log remembers of one producer."""
     log = client.open(name, create=SMALL)
     sink = sink_of(site, name)
     sink.run(0, rows(0, 60))  # 12 blocks, of which the log remembers 4.
@@ -181,8 +183,8 @@ def test_no_memory_of_producers_is_needed(site: Site, client: SyncClient, name: 
     assert values(log) == expected((0, 60))
 
 
-def test_a_producer_that_was_forgotten_goes_on(site: Site, client: SyncClient, name: str) -> None:
-    """SK6: in the middle of a batch, as after a weekend."""
+def test_forgotten_producer_completes_its_batch(site: Site, client: SyncClient, name: str) -> None:
+    """SK6: the log forgets the producer in the middle of a batch."""
     config = LogConfig(quorum=Quorum(1, 1, 1), batch_records_max=5, dedupe_age_s=1)
     log = client.open(name, create=config)
     sink = sink_of(site, name)
@@ -200,13 +202,13 @@ def test_a_producer_that_was_forgotten_goes_on(site: Site, client: SyncClient, n
         with pytest.raises(KeyboardInterrupt):
             sink.commit(messages, 0)
     time.sleep(1.2)
-    log.append(b"another")  # The log's time goes on.
+    log.append(b"another")  # Advances the log's time.
     forget_process()
     sink.run(0, rows(0, 12))
     assert values(log) == [*expected((0, 10)), b"another", *expected((10, 12))]
 
 
-def test_only_what_spark_takes_of_a_task_that_ran_twice_is_appended(
+def test_only_committed_messages_of_repeated_tasks_are_appended(
     site: Site, client: SyncClient, name: str
 ) -> None:
     log = client.open(name, create=True)
@@ -231,8 +233,10 @@ def test_two_queries_write_to_one_log(site: Site, client: SyncClient, name: str)
     assert values(log) == expected((0, 6))
 
 
-def test_a_lost_reply_appends_nothing_twice(site: Site, client: SyncClient, name: str) -> None:
-    """The commit raises after it took effect; Spark aborts, and the query is started again."""
+def test_retry_after_a_late_commit_failure_appends_nothing_twice(
+    site: Site, client: SyncClient, name: str
+) -> None:
+    """The commit raises after its appends; Spark aborts, and the query is restarted."""
     log = client.open(name, create=True)
     sink = sink_of(site, name)
     messages = sink.write(rows(0, 10))
@@ -247,7 +251,7 @@ def test_a_lost_reply_appends_nothing_twice(site: Site, client: SyncClient, name
 
 
 @pytest.mark.parametrize("again", [rows(1, 11), rows(0, 9), [*rows(0, 9), {"value": b"other"}]])
-def test_other_rows_under_the_same_batch_are_refused(
+def test_replay_of_a_batch_with_other_rows_is_refused(
     site: Site, client: SyncClient, name: str, again: list[dict[str, Any]]
 ) -> None:
     """SK6: nothing is appended, and the option that helps is named."""
@@ -260,7 +264,9 @@ def test_other_rows_under_the_same_batch_are_refused(
     assert values(log) == expected((0, 10))
 
 
-def test_rows_in_any_order_are_written_in_one(site: Site, client: SyncClient, name: str) -> None:
+def test_row_order_by_bytes_allows_replay_in_any_order(
+    site: Site, client: SyncClient, name: str
+) -> None:
     log = client.open(name, create=True)
     sink = sink_of(site, name, rowOrder="bytes")
     sink.run(0, rows(0, 10)[::-1])
@@ -272,7 +278,7 @@ def test_rows_in_any_order_are_written_in_one(site: Site, client: SyncClient, na
 def test_blocks_are_compared_by_records_if_their_bytes_differ(
     site: Site, client: SyncClient, name: str
 ) -> None:
-    """A replay after the log's limits were changed cuts otherwise."""
+    """After the log's limits changed, a replay cuts its rows into other blocks."""
     log = client.open(name, create=SMALL)
     sink = sink_of(site, name)
     sink.run(0, rows(0, 12))
@@ -291,22 +297,22 @@ def test_an_older_batch_is_refused(site: Site, client: SyncClient, name: str) ->
         sink.run(4, rows(0, 2))
 
 
-def test_a_copy_of_the_query_is_noticed(site: Site, client: SyncClient, name: str) -> None:
-    """Another driver has appended a block of the batch that this one believes to begin."""
+def test_blocks_of_a_second_driver_are_noticed(site: Site, client: SyncClient, name: str) -> None:
+    """Another driver has appended a block of the batch that this driver begins."""
     log = client.open(name, create=True)
     sink = sink_of(site, name)
     sink.run(0, rows(0, 2))
     (block,) = [block for batch in log.read_batches() for block in batch.blocks]
     assert block.producer is not None
     log.append_many(expected((2, 4)), producer=ProducerRef(block.producer.id, 1, 0))
-    sink.run(1, rows(2, 4))  # The same rows: found.
+    sink.run(1, rows(2, 4))  # The block with the same rows is found.
     log.append_many(expected((9, 11)), producer=ProducerRef(block.producer.id, 2, 0))
     with pytest.raises(RollbookFailure, match="SINK_REPLAY_DIVERGED"):
         sink.run(2, rows(4, 6))
     assert values(log) == expected((0, 4), (9, 11))
 
 
-def test_a_batch_write_is_exactly_once_with_a_name(
+def test_batch_write_with_a_transaction_id_is_exactly_once(
     site: Site, client: SyncClient, name: str
 ) -> None:
     log = client.open(name, create=True)
@@ -323,7 +329,9 @@ def test_a_batch_write_is_exactly_once_with_a_name(
     assert values(log) == expected((0, 6), (5, 6))
 
 
-def test_rows_name_their_logs(site: Site, client: SyncClient, name: str) -> None:
+def test_rows_are_written_to_the_logs_that_they_name(
+    site: Site, client: SyncClient, name: str
+) -> None:
     logs = [client.open(f"{name}-{each}", create=True) for each in "ab"]
     schema = StructType([StructField("value", BinaryType()), StructField("log", StringType())])
     sink = Sink(schema, endpoint=site.url, checkpointLocation=f"/c/{name}")
@@ -363,7 +371,7 @@ def test_a_batch_that_is_too_large_for_the_driver_is_refused(
         (VALUE, {"txnId": "a"}, "txnId is for batch writes"),
     ],
 )
-def test_what_cannot_be_written_is_named(
+def test_invalid_sink_schema_or_option_is_named(
     site: Site, name: str, schema: StructType, options: dict[str, str], said: str
 ) -> None:
     with pytest.raises(RollbookFailure, match=said):

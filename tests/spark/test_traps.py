@@ -1,4 +1,4 @@
-"""What befalls a query while it reads: owners that move, records that go, servers that say nothing, tasks that run twice."""
+"""Queries during owner changes, truncations, silent servers and repeated tasks."""
 
 import re
 import socket
@@ -17,13 +17,13 @@ from tests.spark.drive import Loaded, Query, copied
 from tests.support import processes
 
 _BLOCK = [bytes(1000) for _ in range(1000)]
-_BLOCKS = 40  # More than servers send before a reader takes it.
+_BLOCKS = 40  # More than a server sends ahead of its reader.
 ROWS = len(_BLOCK) * _BLOCKS
 
 
 @pytest.fixture(scope="module")
 def _second(site: Site) -> Iterator[None]:
-    """Another log server of the same cluster: `b`."""
+    """Starts a second log server of the cluster, named `b`."""
     with processes.family() as children:
         server = children.start_module(
             "rollbook.api.cli.main",
@@ -50,7 +50,7 @@ def filled(client: SyncClient, name: str) -> SyncLog:
 
 
 def begun(site: Site, name: str, **options: str) -> tuple[list[int], Iterator[list[int]]]:
-    """A task that has read its first batch, and the rest of it: offsets."""
+    """Starts a task; returns the offsets of its first batch and an iterator over the rest."""
     loaded = Loaded(endpoint=site.url, log=name, columns="offset,value", **options)
     (partition,) = loaded.partitions()
     batches = copied(loaded.source).reader(schema=loaded.schema).read(partition)
@@ -59,7 +59,7 @@ def begun(site: Site, name: str, **options: str) -> tuple[list[int], Iterator[li
 
 
 @pytest.mark.usefixtures("_second")
-def test_an_owner_that_moves_while_a_task_reads_changes_nothing(
+def test_owner_change_during_a_read_loses_nothing(
     site: Site, client: SyncClient, name: str
 ) -> None:
     log = filled(client, name)
@@ -76,10 +76,10 @@ def test_an_owner_that_moves_while_a_task_reads_changes_nothing(
     assert [row["offset"] for row in query.rows(1)] == [ROWS + 1]
 
 
-def test_records_truncated_while_a_task_reads_fail_it_or_are_left_out(
+def test_truncation_during_a_read_fails_it_or_is_skipped(
     site: Site, client: SyncClient, name: str
 ) -> None:
-    """On a slow machine the server may have sent all records before they are truncated: then another log is tried."""
+    """If a slow machine had sent all records before the truncation, tries again with a new log."""
     assert any(
         truncated_in_time(site, client, f"{name}-{attempt}", attempt) for attempt in range(5)
     )
@@ -88,7 +88,7 @@ def test_records_truncated_while_a_task_reads_fail_it_or_are_left_out(
 def truncated_in_time(site: Site, client: SyncClient, name: str, attempt: int) -> bool:
     log = filled(client, name)
     head = ROWS - 5
-    own = f"{40 + attempt}s"  # Another option, another connection: an old one has learned to take much at once.
+    own = f"{40 + attempt}s"  # Forces a new connection: an old one takes more at once.
     found, rest = begun(site, name, fetchTimeout=own)
     tolerant, rest_of_tolerant = begun(site, name, failOnDataLoss="false", fetchTimeout=own)
     log.truncate(head)
@@ -107,7 +107,7 @@ def truncated_in_time(site: Site, client: SyncClient, name: str, attempt: int) -
     return True
 
 
-def test_a_server_that_accepts_and_says_nothing_is_given_up_in_time() -> None:
+def test_silent_server_fails_the_read_in_time() -> None:
     with socket.socket() as deaf:
         deaf.bind(("127.0.0.1", 0))
         deaf.listen()
@@ -119,10 +119,10 @@ def test_a_server_that_accepts_and_says_nothing_is_given_up_in_time() -> None:
 
 
 @pytest.mark.timeout(300)
-def test_a_task_that_fails_and_runs_again_is_written_once(
+def test_rows_of_a_repeated_task_are_written_once(
     spark: Any, site: Site, client: SyncClient, name: str, tmp_path: Path
 ) -> None:
-    """As a speculative task does: its first attempt has handed rows to the sink."""
+    """The first attempt of the task has already given rows to the sink."""
     from pyspark.sql.functions import udf
 
     log = client.open(name, create=True)

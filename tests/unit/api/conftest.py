@@ -1,4 +1,4 @@
-"""What several of the faces need."""
+"""Fixtures that several packages of the API share."""
 
 import io
 
@@ -7,5 +7,5 @@ import pytest
 
 @pytest.fixture
 def log() -> io.StringIO:
-    """For `configure_logs`: what capturing events does not show is whether they pass the level."""
+    """A stream for `configure_logs`: captured events do not show whether they pass the level."""
     return io.StringIO()

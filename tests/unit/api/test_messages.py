@@ -1,4 +1,4 @@
-"""Every class of error, as each door shows it."""
+"""Each class of error as the command line, HTTP and gRPC show it."""
 
 import json
 import sys
@@ -36,7 +36,7 @@ _SAMPLES: Final = {_bare(each()): each() for each in _ERRORS} | {
 
 
 @pytest.mark.parametrize("title", _SAMPLES)
-def test_an_error_at_the_command_line(
+def test_cli_error_matches_recorded_message(
     title: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["rollbook"])
@@ -45,18 +45,18 @@ def test_an_error_at_the_command_line(
 
 
 @pytest.mark.parametrize("title", _SAMPLES)
-def test_an_error_at_http(title: str) -> None:
+def test_http_problem_matches_recorded_message(title: str) -> None:
     problem = json.dumps(problem_of(_SAMPLES[title]), indent=1)
     REST.check(title, problem)
 
 
 @pytest.mark.parametrize("title", _SAMPLES)
-def test_an_error_at_grpc(title: str) -> None:
+def test_grpc_status_matches_recorded_message(title: str) -> None:
     error = _SAMPLES[title]
     detail = MessageToString(detail_of(error))
     GRPC.check(title, f"{status_of(error).name}: {text_of(error)}\n{detail}")
 
 
 @pytest.mark.parametrize("door", [CLI, REST, GRPC], ids=["cli", "rest", "grpc"])
-def test_no_message_of_an_error_is_kept_beyond_its_class(door: Messages) -> None:
+def test_recorded_messages_belong_to_existing_errors(door: Messages) -> None:
     door.check_titles("error ", list(_SAMPLES))

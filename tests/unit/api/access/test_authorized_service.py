@@ -1,4 +1,4 @@
-"""Where a list looks, by what its caller may see."""
+"""A list request asks only about logs that its caller may see."""
 
 import asyncio
 
@@ -34,18 +34,18 @@ async def listed(core: FakeCore, grants: Grants) -> list[str]:
     return [str(log) for log in found.logs]
 
 
-async def test_a_list_looks_nowhere_if_nothing_is_visible(core: FakeCore) -> None:
+async def test_list_asks_nothing_if_no_log_is_visible(core: FakeCore) -> None:
     assert await listed(core, Grants()) == []
     assert core.asked == []
 
 
-async def test_logs_that_are_named_by_themselves_are_looked_up(core: FakeCore) -> None:
+async def test_list_looks_up_logs_granted_by_full_name(core: FakeCore) -> None:
     assert await listed(core, Grants(read=("b/log-1", "nowhere/none"))) == ["b/log-1"]
     wanted = (LogName("b", "log-1"), LogName("nowhere", "none"))
     assert core.asked == [messages.Lookup(wanted)]
 
 
-async def test_a_list_looks_into_visible_namespaces_only(core: FakeCore) -> None:
+async def test_list_asks_only_visible_namespaces(core: FakeCore) -> None:
     grants = Grants(read=("shop/log-*", "a/log-2"), deny=("shop/log-0",))
     assert await listed(core, grants) == ["a/log-2", "shop/log-1", "shop/log-2"]
     assert {getattr(each, "namespace", "a") for each in core.asked} == {"a", "shop"}

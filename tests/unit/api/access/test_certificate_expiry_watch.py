@@ -13,11 +13,11 @@ from tests.support.certificates import Authority
 DAY_S = 86_400
 
 
-def test_when_it_is_over_is_told_and_warned_of(tmp_path: Path) -> None:
-    """G3: 30, 7 and 1 days before, once each; a renewed one is seen."""
+def test_certificate_expiry_is_read_and_warned_of(tmp_path: Path) -> None:
+    """G3: warns once each 30, 7 and 1 days before the end; a renewed certificate is noticed."""
     authority = Authority.make(tmp_path)
     shown = tmp_path / "shown.pem"
-    for days in (100, 20_000):  # Beyond 2049 times are written otherwise.
+    for days in (100, 20_000):  # X.509 encodes times after 2049 differently.
         issued = authority.issue("server", "DNS:x", days=days)
         shown.write_bytes(Path(issued.certificate).read_bytes())
         said = subprocess.run(
@@ -43,7 +43,7 @@ def test_when_it_is_over_is_told_and_warned_of(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "nonsense", "-----BEGIN CERTIFICATE-----\nAAAA\n"])
-def test_what_is_no_certificate(tmp_path: Path, text: str) -> None:
+def test_invalid_certificate_file_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "c.pem"
     path.write_text(text)
     with pytest.raises(BadConfig):

@@ -1,4 +1,4 @@
-"""Both doors, and who comes through them: what holds at one holds at the other."""
+"""Access control at both doors, gRPC and HTTP: the same rules hold at each."""
 
 import asyncio
 import io
@@ -63,7 +63,7 @@ from tests.unit.api.rest.log_routes import RAW, ROUTES, Route
 
 LOOPBACK = Address("127.0.0.1", 0)
 DEADLINE_S = 30.0
-HELD_S = DEADLINE_S  # For a call of somebody who says nothing.
+HELD_S = DEADLINE_S  # Time-out of a call whose caller sends nothing.
 PRINCIPALS = {
     "reader": 'read = ["ns/log"]',
     "appender": 'append = ["ns/log"]',
@@ -99,11 +99,11 @@ class Site:
     channels: Channels
 
     def rewrite(self, principals: dict[str, str]) -> None:
-        """In place, and complete."""
+        """Rewrites the access file in place, with its end mark."""
         self.path.write_text(f"{file_of(principals)}\n# end\n")
 
     async def ask(self, method: Method, word: Any, who: str | None) -> Any:
-        """One answer, or the first event. Raises what is heard."""
+        """Returns the response or the stream's first event; raises the server's error."""
         data = pack(word).SerializeToString()
         metadata = (("authorization", f"Bearer {token_of(who)}"),) if who else ()
         channel = self.channels.to(str(self.grpc.address))
@@ -161,13 +161,13 @@ async def there(tmp_path: Path) -> AsyncIterator[Site]:
     await at_grpc.close(0)
 
 
-# --- Who may what -------------------------------------------------------------------------------
+# --- Rights -------------------------------------------------------------------------------------
 
 EVERY_CALL = [method for method in METHODS if method.kind is not CallKind.APPEND_STREAM]
 
 
-async def test_every_method_and_every_principal(there: Site) -> None:
-    """G5: gRPC lets through what the rule does, and nothing that is refused comes to the service."""
+async def test_grpc_methods_need_their_rights(there: Site) -> None:
+    """G5: gRPC admits what `may_ask` admits; a refused request never reaches the service."""
     for method in EVERY_CALL:
         word = sample(method.request)
         for who in (None, "expired", "nobody", "elsewhere", "reader", "appender", "admin"):
@@ -179,17 +179,17 @@ async def test_every_method_and_every_principal(there: Site) -> None:
                 was_let_in = True
             except Unauthorized:
                 was_let_in = False
-            except RollbookError:  # Of the fake, which knows less than it is asked.
+            except RollbookError:  # The fake core failed, so the request was let in.
                 was_let_in = True
             assert was_let_in == may, (method.name, who)
             is_list = (
                 method.request is messages.ListLogs
-            )  # Where nothing is visible nobody is asked.
+            )  # Without visible logs, a list asks nothing.
             assert bool(there.core.asked) == may or (may and is_list), (method.name, who)
 
 
-async def test_every_route_and_every_principal(there: Site) -> None:
-    """G5: so does HTTP; it says 401 to whom it does not know, and 403 to whom it knows."""
+async def test_http_routes_need_their_rights(there: Site) -> None:
+    """G5: HTTP responds with 401 to unknown callers and 403 to known callers without rights."""
     for route in ROUTES:
         for who in (None, "expired", "nobody", "elsewhere"):
             there.core.asked.clear()
@@ -213,8 +213,8 @@ async def test_every_route_and_every_principal(there: Site) -> None:
             )
 
 
-async def test_what_one_has_no_right_on_is_not_told_of(there: Site) -> None:
-    """A log that one may not see and one that is not there are refused in the same words."""
+async def test_hidden_log_looks_like_a_missing_log(there: Site) -> None:
+    """Both are refused in the same words; lists and look-ups leave hidden logs out."""
     refusals = []
     for name in ("unseen", "nowhere"):
         with pytest.raises(Unauthorized) as caught:
@@ -231,8 +231,8 @@ async def test_what_one_has_no_right_on_is_not_told_of(there: Site) -> None:
     assert [each["log"] for each in owners.json["owners"]] == ["ns/log"]
 
 
-async def test_pages_of_a_list_tell_of_nothing_hidden(there: Site) -> None:
-    """G5: not even where a page ends; what may be seen comes in full pages."""
+async def test_list_pages_reveal_no_hidden_logs(there: Site) -> None:
+    """G5: page tokens name visible logs only, and hidden logs leave no gaps in pages."""
     for name in ("ns/a", "ns/hidden", "ns/log2", "ns/z"):
         there.core.cluster.make(name)
     there.rewrite({**PRINCIPALS, "reader": 'read = ["ns/log*", "ns/z"]'})
@@ -246,7 +246,7 @@ async def test_pages_of_a_list_tell_of_nothing_hidden(there: Site) -> None:
     assert pages == [["ns/log"], ["ns/log2"], ["ns/z"]]
 
 
-# --- Streams of appends -------------------------------------------------------------------------
+# --- Append streams -----------------------------------------------------------------------------
 
 
 class RecordedResults:
@@ -261,8 +261,8 @@ class RecordedResults:
             return await self.results.get()
 
 
-async def test_one_stream_to_several_logs(there: Site) -> None:
-    """A log without a right is refused, and the rest of the stream goes on."""
+async def test_append_stream_refuses_only_logs_without_right(there: Site) -> None:
+    """Appends to the other log of the stream succeed."""
     line, mine, others = there.line("appender"), RecordedResults(), RecordedResults()
     ref = line.bind(LOG, is_ordered=True)
     other = line.bind(LogName("ns", "unseen"), is_ordered=True)
@@ -278,8 +278,8 @@ async def test_one_stream_to_several_logs(there: Site) -> None:
     await line.close()
 
 
-async def test_what_is_refused_is_not_kept_without_end(there: Site) -> None:
-    """G8: a stream that binds and binds what it may not ends."""
+async def test_stream_with_too_many_refused_binds_ends(there: Site) -> None:
+    """G8: a stream remembers a bounded number of refused binds."""
     CALLER.set(there.authenticator.admit(f"Bearer {token_of('appender')}"))
     stream = AuthorizedService(there.core, there.authenticator.audit).open_append_stream()
     binds = [messages.Bind(ref, LogName("ns", "unseen"), True) for ref in range(2000)]
@@ -290,8 +290,8 @@ async def test_what_is_refused_is_not_kept_without_end(there: Site) -> None:
     await stream.close()
 
 
-async def test_refusals_pass_what_is_not_settled_and_nobody_stays_who_waits(there: Site) -> None:
-    """A wait for results may be cancelled at any time; nothing is lost by it, nothing left."""
+async def test_refusal_overtakes_a_pending_append(there: Site) -> None:
+    """Cancelling an earlier wait for results loses no result and leaves no task."""
     CALLER.set(there.authenticator.admit(f"Bearer {token_of('appender')}"))
     stream = AuthorizedService(there.core, there.authenticator.audit).open_append_stream()
     binds = [messages.Bind(1, LOG, True), messages.Bind(2, LogName("ns", "unseen"), True)]
@@ -313,7 +313,7 @@ async def test_refusals_pass_what_is_not_settled_and_nobody_stays_who_waits(ther
     await stream.close()
 
 
-async def test_refusals_that_nobody_takes_hold_the_stream(there: Site) -> None:
+async def test_unread_refusals_pause_the_append_stream(there: Site) -> None:
     """G8."""
     CALLER.set(there.authenticator.admit(f"Bearer {token_of('appender')}"))
     stream = AuthorizedService(there.core, there.authenticator.audit).open_append_stream()
@@ -329,8 +329,10 @@ async def test_refusals_that_nobody_takes_hold_the_stream(there: Site) -> None:
     await stream.close()
 
 
-async def test_a_stream_ends_with_its_rights(there: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """G4: a token that is gone opens nothing more, not even what it has opened."""
+async def test_append_stream_ends_when_its_token_is_removed(
+    there: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """G4: a removed token opens nothing more and keeps no stream open."""
     monkeypatch.setattr(module, "_LOOK_NS", 0)
     line, told = there.line("appender"), RecordedResults()
     ref = line.bind(LOG, is_ordered=True)
@@ -340,14 +342,18 @@ async def test_a_stream_ends_with_its_rights(there: Site, monkeypatch: pytest.Mo
     before = len(there.core.cluster.log(LOG).blocks)
     line.submit(ref, pack_block([b"late"]), None, told.on_result)
     _, error = await told.next()
-    assert isinstance(error, ConnectionLost), "it may have come in before: nobody can say more"
+    assert isinstance(error, ConnectionLost), (
+        "the append may have arrived before: its outcome is unknown"
+    )
     assert len(there.core.cluster.log(LOG).blocks) == before
     await line.close()
     with pytest.raises(Unauthorized):
         await there.ask(BY_REQUEST[messages.GetLimits], messages.GetLimits(), "appender")
 
 
-async def test_a_reader_ends_with_its_rights(there: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_read_stream_ends_when_its_token_is_removed(
+    there: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "_LOOK_NS", 0)
     events = _read_stream(there, "reader", heartbeat_ms=100)
     assert await events.read()
@@ -372,8 +378,8 @@ def _read_stream(there: Site, who: str, heartbeat_ms: int = 5000) -> Any:
     )
 
 
-async def test_strangers_hold_no_call(there: Site) -> None:
-    """G8: endless calls are for callers that the server knows; all may ask whether it serves."""
+async def test_unauthenticated_callers_cannot_hold_calls(there: Site) -> None:
+    """G8: endless calls need authentication; anybody may ask whether the server serves."""
     channel = there.channels.to(str(there.grpc.address))
     health = health_pb2_grpc.HealthStub(channel)
     question = health_pb2.HealthCheckRequest()
@@ -428,8 +434,8 @@ async def test_strangers_hold_no_call(there: Site) -> None:
 # --- Quotas -------------------------------------------------------------------------------------
 
 
-async def test_beyond_its_rate_a_call_is_told_when_to_come_back(there: Site) -> None:
-    """G8: one quota for both doors, and one reason."""
+async def test_call_beyond_its_rate_gets_a_retry_delay(there: Site) -> None:
+    """G8: both doors share one quota and respond with the same reason."""
     word = messages.Append(LOG, pack_block([b"z"] * 1000))
     await there.ask(BY_REQUEST[messages.Append], word, "bounded")
     with pytest.raises(Throttled) as caught:
@@ -440,10 +446,10 @@ async def test_beyond_its_rate_a_call_is_told_when_to_come_back(there: Site) -> 
     assert int(answer.headers["retry-after"]) > 100
     assert answer.json["retryable"]
     assert answer.json["outcome"] == "not_applied"
-    assert (await there.append_http("appender")).status == 201, "others have their own"
+    assert (await there.append_http("appender")).status == 201, "each principal has its own quota"
 
 
-async def test_who_has_read_more_than_his_rate_waits(there: Site) -> None:
+async def test_http_read_beyond_its_rate_is_refused(there: Site) -> None:
     there.core.cluster.log(LOG).append(pack_block([b"z"] * 1000), None)
     everything = Route("read", "GET", f"{PATH}/records?from=0")
     assert (await there.http(everything, "bounded")).status == 200
@@ -451,10 +457,10 @@ async def test_who_has_read_more_than_his_rate_waits(there: Site) -> None:
     assert (await there.http(everything, "reader")).status == 200
 
 
-async def test_a_stream_beyond_its_rate_is_read_no_faster(
+async def test_append_stream_beyond_its_rate_is_paused(
     there: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """G8: what it owes it waits off, and nothing fails."""
+    """G8: the server stops reading the stream until its debt is paid; no append fails."""
     now_ns, waits, naps = 0, asyncio.Queue[float](), asyncio.Semaphore(0)
 
     async def sleep(wait_s: float) -> None:
@@ -471,7 +477,7 @@ async def test_a_stream_beyond_its_rate_is_read_no_faster(
         [messages.Bind(1, LOG, True)], [messages.StreamAppend(1, 1, pack_block([b"z"] * 1002))]
     )
     ready = asyncio.ensure_future(stream.ready())
-    for wait_s in (500, 200):  # A thousand records at two a second; not woken by less than that.
+    for wait_s in (500, 200):  # 1,000 records at 2/s: an early wake-up waits for the rest.
         assert await waits.get() == wait_s
         assert not ready.done()
         now_ns += 300_000_000_000
@@ -483,7 +489,7 @@ async def test_a_stream_beyond_its_rate_is_read_no_faster(
     await stream.close()
 
 
-async def test_a_reader_beyond_its_rate_says_what_it_waits_for(there: Site) -> None:
+async def test_throttled_read_stream_reports_what_it_waits_for(there: Site) -> None:
     there.core.cluster.log(LOG).append(pack_block([b"z"] * 1000), None)
     events = _read_stream(there, "bounded", heartbeat_ms=100)
     while True:
@@ -495,8 +501,8 @@ async def test_a_reader_beyond_its_rate_says_what_it_waits_for(there: Site) -> N
     events.cancel()
 
 
-async def test_a_new_stream_waits_off_what_others_took(there: Site) -> None:
-    """G8: a reader that leaves and comes in again gets no more by it."""
+async def test_new_read_stream_waits_for_debt_of_earlier_stream(there: Site) -> None:
+    """G8: a reader that reconnects does not get more than its rate."""
     there.rewrite({**PRINCIPALS, "bounded": 'read = ["*"]\nread_records_per_s = 2'})
     there.core.cluster.log(LOG).append(pack_block([b"z"] * 1000), None)
     first = _read_stream(there, "bounded")
@@ -509,10 +515,10 @@ async def test_a_new_stream_waits_off_what_others_took(there: Site) -> None:
         assert event.progress.position == 0
         again.cancel()
     reads = [word for word in there.core.asked if isinstance(word, messages.ReadStream)]
-    assert len(reads) == 1  # Who waits has nothing in hand.
+    assert len(reads) == 1  # A throttled stream reads nothing ahead.
 
 
-async def test_so_many_streams_at_a_time(there: Site) -> None:
+async def test_stream_beyond_the_stream_quota_is_refused(there: Site) -> None:
     first = _read_stream(there, "bounded")
     assert await first.read()
     second = _read_stream(there, "bounded")
@@ -533,11 +539,11 @@ async def test_so_many_streams_at_a_time(there: Site) -> None:
     third.cancel()
 
 
-# --- The file -----------------------------------------------------------------------------------
+# --- The access file ----------------------------------------------------------------------------
 
 
-async def test_the_file_is_read_again(there: Site) -> None:
-    """G3: what cannot be used leaves what was in force, and says so once."""
+async def test_changed_access_file_is_reloaded(there: Site) -> None:
+    """G3: an invalid file leaves the previous file in force and is logged once."""
     with structlog.testing.capture_logs() as logs:
         there.path.write_text("[principals.x]\nnonsense = 1")
         for _ in range(3):
@@ -550,10 +556,10 @@ async def test_the_file_is_read_again(there: Site) -> None:
     assert events == ["access_not_reloaded", "access_reloaded", "access_refused"]
 
 
-async def test_a_file_that_others_may_write_is_none(
+async def test_access_file_writable_by_others_is_refused(
     there: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """G7: a writer of the file may do everything."""
+    """G7: write access to this file grants every right."""
     os.chmod(there.path, 0o622)
     with pytest.raises(BadConfig, match="others may write it"):
         Authenticator(None, str(there.path))
@@ -566,7 +572,7 @@ async def test_a_file_that_others_may_write_is_none(
         Authenticator(None, str(there.path))
 
 
-async def test_reading_it_anew_makes_no_quota_new(there: Site) -> None:
+async def test_reload_of_access_file_keeps_used_quota(there: Site) -> None:
     word = messages.Append(LOG, pack_block([b"z"] * 1000))
     await there.ask(BY_REQUEST[messages.Append], word, "bounded")
     there.rewrite({**PRINCIPALS, "more": 'read = ["*"]'})
@@ -577,8 +583,8 @@ async def test_reading_it_anew_makes_no_quota_new(there: Site) -> None:
 # --- The audit ----------------------------------------------------------------------------------
 
 
-async def test_acts_and_refusals_are_told(there: Site) -> None:
-    """G9: who, what, on which log, how it ended; reads and appends are not logged."""
+async def test_acts_and_refusals_are_audited(there: Site) -> None:
+    """G9: each event has principal, method, log and outcome; reads are not logged."""
     with structlog.testing.capture_logs() as logs:
         await there.ask(BY_REQUEST[messages.RollLog], messages.RollLog(LOG), "admin")
         await there.http(Route("read", "GET", f"{PATH}/records?from=0"), "reader")
@@ -596,8 +602,8 @@ async def test_acts_and_refusals_are_told(there: Site) -> None:
     assert refused["peer"].startswith("127.0.0.1:")
 
 
-async def test_who_hangs_up_over_an_act_is_told_too(there: Site) -> None:
-    """G9: it may have been done all the same."""
+async def test_act_of_a_disconnected_caller_is_audited(there: Site) -> None:
+    """G9: its outcome is unknown, since the act may have been applied."""
     there.core.holds.add("delete_log")
     with structlog.testing.capture_logs() as logs:
         asking = asyncio.ensure_future(
@@ -616,7 +622,7 @@ async def test_who_hangs_up_over_an_act_is_told_too(there: Site) -> None:
 
 
 async def test_forwarded_acts_are_logged_under_the_callers_name(there: Site) -> None:
-    """G9: the owner sees a server's token; the caller is known at the first server."""
+    """G9: only the first server knows the caller; the owner sees the first server's token."""
 
     class Peers:
         async def ask(self, word: Any, address: str, due: float) -> Any:
@@ -633,7 +639,7 @@ async def test_forwarded_acts_are_logged_under_the_callers_name(there: Site) -> 
     assert (told["event"], told["principal"], told["method"]) == ("act_done", "admin", "RollLog")
 
 
-async def test_refusals_do_not_fill_the_disk(there: Site) -> None:
+async def test_logged_refusals_are_rate_limited(there: Site) -> None:
     now_ns = 0
     audit = AuditLog(lambda: now_ns)
     with structlog.testing.capture_logs() as logs:
@@ -646,7 +652,7 @@ async def test_refusals_do_not_fill_the_disk(there: Site) -> None:
 
 
 async def test_flood_of_one_principal_hides_no_other_acts(there: Site) -> None:
-    """G9: each has its own rate for failed acts; what may have been done is always logged."""
+    """G9: each principal has its own rate; acts with unknown outcome are always logged."""
     audit = AuditLog(lambda: 0)
     with structlog.testing.capture_logs() as logs:
         for _ in range(1000):
@@ -662,7 +668,7 @@ async def test_flood_of_one_principal_hides_no_other_acts(there: Site) -> None:
     assert 100 < told.count("noisy") < 130
 
 
-async def test_no_level_silences_the_audit(there: Site, log: io.StringIO) -> None:
+async def test_log_level_does_not_silence_the_audit(there: Site, log: io.StringIO) -> None:
     """G9."""
     configure_logs(level="error", stream=log)
     await there.ask(BY_REQUEST[messages.RollLog], messages.RollLog(LOG), "admin")
@@ -674,7 +680,6 @@ async def test_no_level_silences_the_audit(there: Site, log: io.StringIO) -> Non
 async def test_without_authentication_the_audit_obeys_the_log_level(
     there: Site, log: io.StringIO
 ) -> None:
-    """On one's own machine a level is a level."""
     configure_logs(level="error", stream=log)
     CALLER.set(anybody())
     await AuthorizedService(there.core).ask(
@@ -683,8 +688,8 @@ async def test_without_authentication_the_audit_obeys_the_log_level(
     assert not log.getvalue()
 
 
-async def test_no_secret_is_ever_told(there: Site, tmp_path: Path) -> None:
-    """G6: not in events, not in answers, not where something unexpected happens, not in a representation."""
+async def test_tokens_are_never_logged_or_shown(there: Site, tmp_path: Path) -> None:
+    """G6: not in events, responses, unexpected errors or representations."""
     told: list[str] = []
     with structlog.testing.capture_logs() as logs:
         for who in ("reader", "expired", "nobody"):
@@ -704,7 +709,7 @@ async def test_no_secret_is_ever_told(there: Site, tmp_path: Path) -> None:
     assert not [text for text in told if "canary" in text]
 
 
-async def test_metrics_and_settings_are_for_monitors(there: Site) -> None:
+async def test_only_monitors_and_operators_see_metrics_and_settings(there: Site) -> None:
     there.rewrite({**PRINCIPALS, "prometheus": "monitor = true"})
     metrics, looked = Metrics(), list[str]()
     metrics.add("log", LogStats())
@@ -740,7 +745,7 @@ async def test_metrics_and_settings_are_for_monitors(there: Site) -> None:
     )
     assert len(looked) == 2
     answer = await there.http(Route("get_log", "GET", PATH), "prometheus")
-    assert answer.status == 403, "it sees what is counted, and no more"
+    assert answer.status == 403, "the monitor right gives no right on logs"
 
 
 # --- Certificates -------------------------------------------------------------------------------
@@ -757,7 +762,7 @@ def of_server(authority: Authority) -> TlsFiles:
 
 
 async def _knock(site: Site, authority: Authority, shown: TlsFiles | None) -> tuple[str, str]:
-    """What both doors say to a question: done, or why not."""
+    """Returns the outcome of one request at each door: "done", or why it failed."""
     heard = []
     certificate, key = (shown.certificate, shown.key) if shown else ("", "")
     channels = Channels(
@@ -774,16 +779,17 @@ async def _knock(site: Site, authority: Authority, shown: TlsFiles | None) -> tu
     try:
         answer = await Client(site.rest.address, tls=context).get(PATH)
         heard.append("done" if answer.status == 200 else str(answer.status))
-    except (OSError, ValueError, IndexError):  # Hung up on, before or after it had asked.
+    except (OSError, ValueError, IndexError):  # The server closed the connection.
         heard.append("hung up")
     return heard[0], heard[1]
 
 
-async def test_who_shows_a_certificate(
+async def test_client_certificate_must_be_valid_and_known(
     there: Site, authority: Authority, of_server: TlsFiles
 ) -> None:
-    """G2: a name that the file knows is let in with its rights, a name that it does not know is not, and
-    who shows none, or one that is over, does not even get to ask.
+    """G2: a known name gets its rights, and an unknown name is refused.
+
+    Without a certificate, or with an expired one, the handshake fails.
     """
     core, keeper = there.core, there.authenticator
     at_grpc = await GrpcServer.start(core, GrpcConfig(LOOPBACK, tls=of_server), keeper)
@@ -804,10 +810,10 @@ async def test_who_shows_a_certificate(
         await at_grpc.close(0)
 
 
-async def test_a_certificate_alone_holds_no_call(
+async def test_unknown_certificate_cannot_hold_a_call(
     there: Site, authority: Authority, of_server: TlsFiles
 ) -> None:
-    """G8: whom the authorities signed, and nobody here knows, is a stranger like any other."""
+    """G8: a valid certificate that the access file does not name authenticates nobody."""
     config = GrpcConfig(LOOPBACK, tls=of_server)
     server = await GrpcServer.start(there.core, config, there.authenticator)
     address = str(server.address)
@@ -850,10 +856,10 @@ async def test_a_certificate_alone_holds_no_call(
         await server.close(0)
 
 
-async def test_who_was_known_before_he_said_anything_is_looked_at_again(
+async def test_rights_are_checked_again_when_the_message_arrives(
     there: Site, authority: Authority, of_server: TlsFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """G4: the message comes when its caller has lost its rights."""
+    """G4: the caller loses its rights between the start of the call and its message."""
     server = await GrpcServer.start(
         there.core, GrpcConfig(LOOPBACK, tls=of_server), there.authenticator
     )
@@ -889,7 +895,7 @@ async def test_who_was_known_before_he_said_anything_is_looked_at_again(
 async def test_renewed_certificates_need_no_restart(
     there: Site, authority: Authority, tmp_path: Path
 ) -> None:
-    """G3: at both doors, from the next connection on; and for what this server shows to others."""
+    """G3: both doors and this server's own client use them from the next connection on."""
     shown = TlsFiles(f"{tmp_path}/server.pem", f"{tmp_path}/server.key", f"{tmp_path}/ca.pem")
 
     def install(issued: TlsFiles) -> None:
@@ -924,8 +930,8 @@ async def test_renewed_certificates_need_no_restart(
         await at_grpc.close(0)
 
 
-def test_off_loopback_names_are_as_good_as_a_token(of_server: TlsFiles) -> None:
-    """G1: without either nothing is served to the network."""
+def test_network_address_needs_tls_and_authentication(of_server: TlsFiles) -> None:
+    """G1: unless `insecure` is set."""
     everywhere = Address("0.0.0.0", 7400)
     for config in (GrpcConfig, HttpConfig):
         config(everywhere, None, of_server, knows_callers=True)

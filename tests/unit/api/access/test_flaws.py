@@ -1,5 +1,6 @@
-"""The tests that docs/security.md names fail when what they watch over is broken: each is run as it is, and passes,
-and with a planted flaw.
+"""Each test that docs/security.md names fails when the code that it covers is broken.
+
+Each is run without a flaw, and must pass, and with a planted flaw, and must fail.
 """
 
 import inspect
@@ -67,10 +68,10 @@ _LOAD: Final = tls._load
 _GRPC_CREDENTIALS: Final = grpc.dynamic_ssl_server_credentials
 _AS_BEFORE: Final[Any] = lambda: None  # noqa: E731
 _READ_TEXT: Final = Path.read_text
-_SOON_S: Final = 2.0  # For what a flaw keeps from ever coming; without one there are thirty.
+_SOON_S: Final = 2.0  # Time-out for a response that the planted flaw prevents.
 _HARMLESS: Final = Module(Path("module.py"), "import json")
 _SOURCE: Final = SimpleNamespace(path=_HARMLESS.path, nodes=_HARMLESS.nodes)
-_SOURCE.imports = lambda: Module.imports(_SOURCE)  # type: ignore[arg-type]  # It has nodes.
+_SOURCE.imports = lambda: Module.imports(_SOURCE)  # type: ignore[arg-type]  # It reads only `nodes`.
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class Flaw:
     patches: tuple[Patch, ...]
     caught_by: Callable[..., Any]
     given: Mapping[str, Any]
-    shows_as: type[Exception] | None = None  # None: something that the test says is not so.
+    shows_as: type[Exception] | None = None  # None: an assert of the test fails.
 
 
 def _flaw(
@@ -96,7 +97,7 @@ def _let_in_by_digest(self: Principals, token: str) -> ProvenPrincipal | None:
     return _BY_TOKEN(self, token) or self._by_digest.get(token)
 
 
-def _admit_aloud(self: Authenticator, authorization: str, *more: Any) -> AuthenticatedCaller:
+def _admit_and_log(self: Authenticator, authorization: str, *more: Any) -> AuthenticatedCaller:
     structlog.get_logger().info("caller_came", shown=authorization)
     return _ADMIT(self, authorization, *more)
 
@@ -107,7 +108,7 @@ def _act_of_nothing(
     return _ACT(self, principal=principal, peer=peer, method=method, only_begins=only_begins)
 
 
-def _take_whoever_comes(files: TlsFiles, oldest: ssl.TLSVersion) -> ssl.SSLContext:
+def _accept_any_certificate(files: TlsFiles, oldest: ssl.TLSVersion) -> ssl.SSLContext:
     context = _LOAD(files, oldest)
     context.verify_mode = ssl.CERT_OPTIONAL if files.authorities else ssl.CERT_NONE
     return context
@@ -124,13 +125,13 @@ def _read_without_hashes(self: Path) -> str:
 FLAWS: Final = (
     _flaw(
         "a network is served without a way to know callers",
-        doors.test_off_loopback_names_are_as_good_as_a_token,
+        doors.test_network_address_needs_tls_and_authentication,
         (GrpcConfig, "__post_init__", lambda _: None),
         of_server=TlsFiles("server.pem"),
     ),
     _flaw(
-        "no client has to show a certificate to gRPC",
-        doors.test_who_shows_a_certificate,
+        "gRPC requires no client certificate",
+        doors.test_client_certificate_must_be_valid_and_known,
         (
             grpc,
             "dynamic_ssl_server_credentials",
@@ -138,13 +139,13 @@ FLAWS: Final = (
         ),
     ),
     _flaw(
-        "no client has to show a certificate to HTTP",
-        doors.test_who_shows_a_certificate,
-        (tls, "_load", _take_whoever_comes),
+        "HTTP requires no client certificate",
+        doors.test_client_certificate_must_be_valid_and_known,
+        (tls, "_load", _accept_any_certificate),
     ),
     _flaw(
-        "whoever the authorities have signed is somebody",
-        doors.test_who_shows_a_certificate,
+        "any certificate of the authorities authenticates",
+        doors.test_client_certificate_must_be_valid_and_known,
         (Principals, "by_certificate", _know_any_name),
     ),
     _flaw(
@@ -162,60 +163,60 @@ FLAWS: Final = (
         (tls._Reloading, "_look", lambda _: ()),
     ),
     _flaw(
-        "a certificate is over before anybody is warned",
-        test_certificate_expiry_watch.test_when_it_is_over_is_told_and_warned_of,
+        "a certificate expires without a warning",
+        test_certificate_expiry_watch.test_certificate_expiry_is_read_and_warned_of,
         (CertificateWatch, "look", lambda _: None),
     ),
     _flaw(
-        "files are looked at once",
-        doors.test_the_file_is_read_again,
+        "the access file is read once only",
+        doors.test_changed_access_file_is_reloaded,
         (Authenticator, "_look", lambda _: None),
         shows_as=Unauthorized,
     ),
     _flaw(
-        "a half-written file is as good as a whole one",
-        test_file_stability.test_half_written_file_is_not_taken_before_the_rest_comes,
+        "a half-written file is taken",
+        test_file_stability.test_half_written_file_is_not_taken,
         (FileStability, "_wait", lambda *_: None),
     ),
     _flaw(
-        "a digest is as good as its token",
-        test_access_file.test_the_file,
+        "a digest authenticates like its token",
+        test_access_file.test_credentials_find_their_principal_in_the_access_file,
         (Principals, "by_token", _let_in_by_digest),
     ),
     _flaw(
-        "tokens are for ever",
-        doors.test_every_method_and_every_principal,
+        "tokens never expire",
+        doors.test_grpc_methods_need_their_rights,
         (Authenticator, "_is_past", lambda *_: False),
     ),
     _flaw(
-        "what was opened stays open",
-        doors.test_a_stream_ends_with_its_rights,
+        "open streams outlive their rights",
+        doors.test_append_stream_ends_when_its_token_is_removed,
         (Authenticator, "still_admits", lambda *_: True),
     ),
     _flaw(
-        "what is denied is not",
-        test_grants.test_every_word_and_every_right,
+        "denied logs are allowed",
+        test_grants.test_each_request_needs_its_right,
         (Grants, "may", lambda self, right, log: grants._is_any(getattr(self, right.value), log)),
         word=sample(messages.Append),
     ),
     _flaw(
-        "nobody is asked for his rights",
-        doors.test_every_method_and_every_principal,
+        "gRPC checks no rights",
+        doors.test_grpc_methods_need_their_rights,
         (authorized_service, "may_ask", lambda *_: True),
     ),
     _flaw(
-        "nobody is asked for his rights over HTTP",
-        doors.test_every_route_and_every_principal,
+        "HTTP checks no rights",
+        doors.test_http_routes_need_their_rights,
         (authorized_service, "may_ask", lambda *_: True),
     ),
     _flaw(
         "tokens are logged",
-        doors.test_no_secret_is_ever_told,
-        (Authenticator, "admit", _admit_aloud),
+        doors.test_tokens_are_never_logged_or_shown,
+        (Authenticator, "admit", _admit_and_log),
     ),
     _flaw(
         "anybody may write the access file",
-        doors.test_a_file_that_others_may_write_is_none,
+        doors.test_access_file_writable_by_others_is_refused,
         (authenticator_module, "require_own", lambda _: None),
     ),
     _flaw(
@@ -224,51 +225,51 @@ FLAWS: Final = (
         (token_file_module, "_OTHERS_READ", 0),
     ),
     _flaw(
-        "bodies are bounded one by one",
+        "only single bodies are bounded",
         log_server.test_all_bodies_together_are_bounded,
         (Guard, "_hold", lambda *_: None),
     ),
     _flaw(
-        "strangers are served as if they were known",
-        doors.test_strangers_hold_no_call,
+        "unauthenticated callers are served",
+        doors.test_unauthenticated_callers_cannot_hold_calls,
         (Strangers, "intercept_service", lambda _, serve, call: serve(call)),
         (doors, "HELD_S", _SOON_S),
     ),
     _flaw(
-        "whoever shows a certificate is waited for",
-        doors.test_a_certificate_alone_holds_no_call,
+        "any certificate can hold a call",
+        doors.test_unknown_certificate_cannot_hold_a_call,
         (Strangers, "_known_first", lambda _, handler: handler),
         (doors, "HELD_S", _SOON_S),
     ),
     _flaw(
-        "no debt is ever waited off",
-        test_quotas.test_nobody_gets_more_than_his_rate,
+        "debt causes no wait",
+        test_quotas.test_rate_is_never_exceeded,
         (TokenBucket, "wait_ns", lambda *_: 0),
         seed=1,
     ),
     _flaw(
         "calls beyond the rate are served",
-        doors.test_beyond_its_rate_a_call_is_told_when_to_come_back,
+        doors.test_call_beyond_its_rate_gets_a_retry_delay,
         (Meter, "require", lambda *_: None),
     ),
     _flaw(
-        "what was done is not told",
-        doors.test_acts_and_refusals_are_told,
+        "acts are not audited",
+        doors.test_acts_and_refusals_are_audited,
         (AuditLog, "done", lambda *_, **__: None),
     ),
     _flaw(
-        "the level of the log decides what is told",
-        doors.test_no_level_silences_the_audit,
+        "the log level silences the audit",
+        doors.test_log_level_does_not_silence_the_audit,
         (AuditLog, "done", lambda _, **who: structlog.get_logger().info("act_done", **who)),
     ),
     _flaw(
-        "a bookie does not tell what it is about",
-        bookie.test_every_change_to_a_bookie_is_audited,
+        "a bookie audits acts without details",
+        bookie.test_the_audit_has_whatever_a_bookie_was_told,
         (AuditLog, "act", _act_of_nothing),
     ),
     _flaw(
-        "checksums are believed",
-        test_block_hostile.test_flipped_bit_is_refused,
+        "checksums are not verified",
+        test_block_hostile.test_a_bit_that_flips_on_the_way_is_noticed,
         (google_crc32c, "value", lambda _: int.from_bytes(test_block_hostile.PLAIN[4:8], "little")),
         block=test_block_hostile.PLAIN,
     ),
@@ -282,12 +283,12 @@ FLAWS: Final = (
         for planted_source in ("import pickle", "eval(sent)", "subprocess.run(sent, shell=True)")
     ),
     _flaw(
-        "what is installed may be anything of its version",
+        "requirements have no hashes",
         test_security.test_what_is_installed_has_a_hash,
         (Path, "read_text", _read_without_hashes),
     ),
     _flaw(
-        "a package is missing in the bill",
+        "the bill of materials lacks a package",
         test_supply_chain.test_the_bill_names_every_locked_package_with_its_hashes,
         (
             test_supply_chain,
@@ -296,13 +297,13 @@ FLAWS: Final = (
         ),
     ),
     _flaw(
-        "a promise names a test that is not there",
+        "a promise names a test that does not exist",
         test_security.test_each_promise_has_its_test,
         (test_security, "ROWS", [*ROWS, ("G1", "tests/unit/api/access/test_doors.py", "test_no")]),
     ),
 )
 
-# Nothing else: else a test that rots would do.
+# Other exceptions do not count: an outdated test would raise them too.
 _FAILURES: Final = (AssertionError, pytest.fail.Exception)
 
 
@@ -355,11 +356,10 @@ async def _run(flaw: Flaw, at_hand: Mapping[str, Any]) -> None:
         await running
 
 
-async def test_without_a_flaw_nothing_is_found(flaw: Flaw, at_hand: dict[str, Any]) -> None:
-    """In all the time that a slow machine takes."""
+async def test_security_test_passes_without_a_flaw(flaw: Flaw, at_hand: dict[str, Any]) -> None:
     await _run(flaw, at_hand)
 
 
-async def test_a_planted_flaw_is_found(flaw: Flaw, at_hand: dict[str, Any]) -> None:
+async def test_security_test_fails_with_planted_flaw(flaw: Flaw, at_hand: dict[str, Any]) -> None:
     with planted(flaw.patches), pytest.raises(flaw.shows_as or _FAILURES):
         await _run(flaw, at_hand)

@@ -1,4 +1,4 @@
-"""Readers of one principal in debt: each takes in its turn, and none of them is silent."""
+"""Throttled readers of one principal take turns, and each reports its progress."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -23,16 +23,16 @@ from rollbook.proto.errors import Overloaded, RollbookError, Unauthorized
 DEADLINE_S = 30.0
 LOG = LogName("ns", "log")
 RATE = 500
-EVENT = 10  # Records: a fiftieth of a second.
+EVENT = 10  # Records of one event: 1/50 s at this rate.
 HEARTBEAT_MS = 100
 
 
 class BusyCore:
-    """A log that has always more to tell."""
+    """A log that always has more records."""
 
     def __init__(self) -> None:
         self.readers = 0
-        self.failures: list[RollbookError] = []  # Of requests for its position.
+        self.failures: list[RollbookError] = []  # `find_offset` raises these, the last first.
 
     def on_waiting(self) -> None:
         pass
@@ -41,7 +41,7 @@ class BusyCore:
         return error
 
     async def find_offset(self, asked: messages.FindOffset, _: float) -> messages.FoundOffset:
-        """All that is asked of it: a tail has a time, which may take a search."""
+        """Throttled readers use this and not the tail, whose time may need a search."""
         self._fail()
         stands = asked.position.offset if isinstance(asked.position, AtOffset) else Offset(0)
         return messages.FoundOffset(stands, Offset(0), Offset(1_000_000))
@@ -86,8 +86,8 @@ class Scene:
         return OwnerRouting(self._service, lambda _: "")
 
 
-async def test_whoever_waited_longest_takes_next() -> None:
-    """RL3, G8: eight on one account, each with more to read than all of them may."""
+async def test_throttled_readers_take_turns_and_report_progress() -> None:
+    """RL3, G8: each of eight readers of one account has more to read than the rate allows."""
     scene = Scene(debt=RATE // 10)
     told = [0] * 8
     heard = [0] * 8
@@ -116,8 +116,7 @@ async def test_whoever_waited_longest_takes_next() -> None:
     assert scene.account.line.is_empty
 
 
-async def test_who_takes_nothing_keeps_nobody_waiting() -> None:
-    """Another reader has its turn while its client reads nothing."""
+async def test_reader_that_takes_nothing_does_not_block_others() -> None:
     scene = Scene(debt=RATE // 4)
     async with asyncio.timeout(DEADLINE_S), aclosing(scene.watch()) as stuck:
         assert isinstance(await anext(stuck), messages.Progress)
@@ -129,8 +128,8 @@ async def test_who_takes_nothing_keeps_nobody_waiting() -> None:
     assert scene.account.line.is_empty
 
 
-async def test_who_has_caught_up_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of thirty who follow had the next turn for a moment, whenever they had been sent something."""
+async def test_caught_up_reader_does_not_block_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader that waits for new records gives its turn up."""
     monkeypatch.setattr(read_throttle, "_TAKES_S", 3600.0)
     scene = Scene(debt=0)
     busy_read = scene.core.read_stream
@@ -162,10 +161,8 @@ async def test_who_has_caught_up_keeps_nobody_waiting(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("was_told", [False, True])
-async def test_where_he_stands_may_be_unknown_for_a_while_once_he_was_told(
-    *, was_told: bool
-) -> None:
-    """Also for a reader that resumes after it read nothing for a while."""
+async def test_position_lookup_may_fail_briefly_if_position_is_known(*, was_told: bool) -> None:
+    """A reader that resumes brings its position with it."""
     scene = Scene(debt=RATE * 3600)
     scene.core.failures = [Overloaded(), Overloaded()]
     stands = Offset(7) if was_told else None
@@ -178,12 +175,12 @@ async def test_where_he_stands_may_be_unknown_for_a_while_once_he_was_told(
         assert isinstance(told, messages.Progress)
         assert told.position == 7
         scene.core.failures = [Overloaded()] * 3
-        with pytest.raises(Overloaded):  # It should ask another server.
+        with pytest.raises(Overloaded):  # The client should ask another server.
             await anext(events)
 
 
-async def test_where_he_stands_is_told_to_whom_the_door_reads_for_again() -> None:
-    """The door had not said that the reader resumes."""
+async def test_resumed_read_reports_its_position_despite_overload() -> None:
+    """The routing layer passes on that the reader resumes."""
     scene = Scene(debt=RATE * 3600)
     scene.core.failures = [Overloaded()]
     asked = messages.ReadStream(LOG, AtOffset(Offset(7)), heartbeat_ms=HEARTBEAT_MS)
@@ -194,8 +191,7 @@ async def test_where_he_stands_is_told_to_whom_the_door_reads_for_again() -> Non
         assert (await anext(told)).position == 7
 
 
-async def test_a_token_that_is_gone_tells_nobody_where_he_stands() -> None:
-    """While the server knew nothing for a while nobody looked at it."""
+async def test_find_offset_with_removed_token_is_refused() -> None:
     scene = Scene(debt=0)
     scene.is_in_force = False
     with pytest.raises(Unauthorized):

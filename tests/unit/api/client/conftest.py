@@ -1,6 +1,6 @@
 """A client of servers in this process that share one set of logs in memory.
 
-It has all the patience that a busy machine takes; what is to fail by its deadline is `hurried`.
+Its time-outs suit a busy machine; calls that must reach their deadline are made under `hurried`.
 """
 
 import asyncio
@@ -38,11 +38,11 @@ class Site:
         return core
 
     async def stop(self, name: str) -> None:
-        """As a crash does it, as far as clients can tell. They may notice it later: see `is_noticed`."""
+        """Looks like a crash to clients. They may notice it later: see `is_noticed`."""
         await self.doors.pop(name).close(0)
 
     async def is_noticed(self, client: Client, name: str) -> None:
-        """Waits until the client sends nothing more by the connection that it had to that server."""
+        """Waits until the client stops using its connection to that server."""
         channel = client.channels.to(self.cluster.addresses[name])
         async with asyncio.timeout(PATIENCE_S):
             while channel.get_state() is grpc.ChannelConnectivity.READY:
@@ -58,7 +58,7 @@ class Site:
 
 @contextmanager
 def hurried(client: Client, **settings: float) -> Iterator[None]:
-    """What it begins meanwhile has these settings: its deadlines, its pauses."""
+    """Calls that the client starts in the block have these settings, e.g. shorter deadlines."""
     before = {name: getattr(client.config, name) for name in settings}
     try:
         for name, value in settings.items():

@@ -1,4 +1,4 @@
-"""What one append stream sends, message by message."""
+"""The messages that one append stream sends."""
 
 import asyncio
 import gc
@@ -25,7 +25,7 @@ KIB = 1024
 
 
 class Stream:
-    """Takes each message when it is let; says nothing."""
+    """Takes each message and never responds."""
 
     def __init__(self) -> None:
         self.messages: list[log_pb2.AppendStreamRequest] = []
@@ -60,7 +60,7 @@ class OneChannel:
         self._stream = stream
 
     def require_own_loop(self) -> None:
-        """There is but one."""
+        """The test has only one event loop."""
 
     def to(self, address: str) -> Any:
         return self
@@ -73,7 +73,7 @@ class OneChannel:
 
 
 async def sent(logs: int, block_bytes: int) -> list[log_pb2.AppendStreamRequest]:
-    """One append to each log, all of them in one turn."""
+    """Submits one append to each log in one turn of the loop; returns the messages sent."""
     stream = Stream()
     line = ClientAppendStream(cast(Channels, OneChannel(stream)), "127.0.0.1:7400")
     for number in range(logs):
@@ -86,8 +86,8 @@ async def sent(logs: int, block_bytes: int) -> list[log_pb2.AppendStreamRequest]
     return stream.messages
 
 
-async def test_appends_to_many_logs_go_in_several_messages() -> None:
-    """So that the server has begun with the first while others are still on their way."""
+async def test_appends_to_many_logs_are_sent_in_several_messages() -> None:
+    """The server can start on the first message while the client still sends the others."""
     messages = await sent(1000, 100)
     assert max(len(each.appends) for each in messages) == 128
     assert len(messages) == 8
@@ -95,12 +95,12 @@ async def test_appends_to_many_logs_go_in_several_messages() -> None:
     assert numbers == [*range(1, 1001)]
 
 
-async def test_a_message_has_about_a_mebibyte() -> None:
+async def test_message_has_about_one_mebibyte() -> None:
     messages = await sent(8, 300 * KIB)
     assert [len(each.appends) for each in messages] == [3, 3, 2]
 
 
-async def test_what_is_bound_is_bound_before_it_is_used() -> None:
+async def test_logs_are_bound_before_their_appends() -> None:
     bound = set[int]()
     for message in await sent(300, 10):
         bound.update(each.ref for each in message.binds)
@@ -108,7 +108,7 @@ async def test_what_is_bound_is_bound_before_it_is_used() -> None:
 
 
 async def test_nothing_is_sent_before_the_server_listens() -> None:
-    """A refusal that met a write was reported as a broken stream, and left the append in doubt."""
+    """A refusal during a write would look like a broken stream and leave the append in doubt."""
     stream = Stream()
     stream.headers.clear()
     line = ClientAppendStream(cast(Channels, OneChannel(stream)), "127.0.0.1:7400")
@@ -122,8 +122,8 @@ async def test_nothing_is_sent_before_the_server_listens() -> None:
     assert [error and error.outcome for error in results] == [Outcome.NOT_APPLIED]
 
 
-async def test_a_defect_ends_the_line_and_is_told() -> None:
-    """Its task ended, and the line was taken for one that works."""
+async def test_unexpected_exception_ends_the_stream_and_is_reported() -> None:
+    """The pool must not reuse a stream whose task has ended."""
     stream, told = Stream(), list[object]()
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, context: told.append(type(context["exception"])))
@@ -131,7 +131,7 @@ async def test_a_defect_ends_the_line_and_is_told() -> None:
     line = pool.to("127.0.0.1:7400")
     heard: asyncio.Future[RollbookError | None] = loop.create_future()
     ref = line.bind(LogName.parse("orders"), is_ordered=True)
-    bad = Condition(writer_epoch=WriterEpoch(-1))  # As nobody gives it who is checked.
+    bad = Condition(writer_epoch=WriterEpoch(-1))  # The client's checks would refuse it.
     line.submit(ref, b"x", bad, lambda ack, error: heard.set_result(error))
     async with asyncio.timeout(30):
         assert (await heard) is not None
@@ -141,11 +141,11 @@ async def test_a_defect_ends_the_line_and_is_told() -> None:
 
 
 @pytest.mark.parametrize("says_something", [False, True])
-async def test_a_server_that_does_not_say_that_it_listens_is_left(
+async def test_stream_without_a_server_greeting_is_dropped(
     says_something: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One of an earlier release says nothing before it is sent something: both waited for ever, and so
-    did later users of that stream.
+    """A server of an earlier release sends nothing before it receives something: without a time-out
+    both sides would wait forever, and later users of the stream, too.
     """
     monkeypatch.setattr(append_stream, "_GREETING_S", 0.05)
     stream = Stream()
@@ -170,7 +170,7 @@ async def test_a_server_that_does_not_say_that_it_listens_is_left(
 async def test_append_without_a_server_greeting_names_an_earlier_release(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The error named the time-out only, and not what the last attempt met."""
+    """The error has the cause of the last attempt's failure and not only the time-out."""
     monkeypatch.setattr(append_stream, "_GREETING_S", 0.05)
     stream = Stream()
     stream.headers.clear()
@@ -183,8 +183,8 @@ async def test_append_without_a_server_greeting_names_an_earlier_release(
     await pool.close()
 
 
-async def test_what_was_never_sent_is_not_kept_for_a_result() -> None:
-    """A writer that left kept its records for as long as the stream of others went on."""
+async def test_unbind_releases_unsent_appends() -> None:
+    """Otherwise a closed writer's records would stay in memory as long as the shared stream."""
     stream = Stream()
     line = ClientAppendStream(cast(Channels, OneChannel(stream)), "127.0.0.1:7400")
 

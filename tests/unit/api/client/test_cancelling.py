@@ -1,5 +1,6 @@
-"""What cancelling a wait leaves behind, as docs/services.md has it; of a submission, `test_writer_failures`,
-of an event, `test_reader_failures`.
+"""The state after a wait is cancelled, as docs/services.md describes it.
+
+`test_writer_failures` cancels waits for submissions, and `test_reader_failures` waits for events.
 """
 
 import asyncio
@@ -17,7 +18,7 @@ from tests.unit.api.client.test_writer_failures import outcomes, until, values_o
 
 
 async def cancelled(wait: Coroutine[Any, Any, object], when: object = None) -> None:
-    """Cancels it in the midst of its waiting, which `when` says, or which any turn of the loop is."""
+    """Cancels `wait` once `when` is true, or after ten turns of the loop."""
     task = asyncio.ensure_future(wait)
     for _ in range(10):
         await asyncio.sleep(0)
@@ -38,9 +39,7 @@ def client(site: Site) -> Client:
     return site.client("a")
 
 
-async def test_an_append_may_be_in_the_log_and_again_is_another_one(
-    site: Site, client: Client
-) -> None:
+async def test_append_again_after_cancelling_may_append_twice(site: Site, client: Client) -> None:
     log = await client.open("orders", create=True)
     site.cores["a"].holds.add("append_stream")
     await cancelled(log.append(b"x"), lambda: site.cluster.logs[log.name].tail == 1)
@@ -49,7 +48,7 @@ async def test_an_append_may_be_in_the_log_and_again_is_another_one(
     assert values_of(site, "orders") == [b"x", b"x"]
 
 
-async def test_an_append_at_an_offset_is_there_once(site: Site, client: Client) -> None:
+async def test_append_again_at_an_expected_offset_appends_once(site: Site, client: Client) -> None:
     log = await client.open("orders", create=True)
     site.cores["a"].holds.add("append_stream")
     at_zero = log.append(b"x", expect=0)
@@ -61,7 +60,7 @@ async def test_an_append_at_an_offset_is_there_once(site: Site, client: Client) 
     assert values_of(site, "orders") == [b"x"]
 
 
-async def test_a_flush_leaves_the_writer_as_it_was(site: Site, client: Client) -> None:
+async def test_cancelled_flush_leaves_the_writer_usable(site: Site, client: Client) -> None:
     log = await client.open("orders", create=True)
     site.cores["a"].holds.add("append_stream")
     async with log.writer() as writer:
@@ -73,7 +72,7 @@ async def test_a_flush_leaves_the_writer_as_it_was(site: Site, client: Client) -
     assert values_of(site, "orders") == [b"x", b"y"]
 
 
-async def test_what_waited_for_room_was_not_submitted(site: Site) -> None:
+async def test_cancelled_wait_for_room_submits_nothing(site: Site) -> None:
     log = await site.client("a", window_bytes=1024).open("orders", create=True)
     site.cores["a"].holds.add("append_stream")
     async with log.writer() as writer:
@@ -87,7 +86,7 @@ async def test_what_waited_for_room_was_not_submitted(site: Site) -> None:
     assert b"never" not in values_of(site, "orders")
 
 
-async def test_a_writer_whose_end_is_cancelled_has_ended(site: Site, client: Client) -> None:
+async def test_writer_is_closed_after_a_cancelled_close(site: Site, client: Client) -> None:
     log = await client.open("orders", create=True)
     site.cores["a"].holds.add("append_stream")
     writer = log.writer()
@@ -99,7 +98,9 @@ async def test_a_writer_whose_end_is_cancelled_has_ended(site: Site, client: Cli
         writer.submit(b"late")
 
 
-async def test_a_followed_log_is_let_go(site: Site, client: Client) -> None:
+async def test_cancelled_tail_read_loses_nothing_and_can_be_closed(
+    site: Site, client: Client
+) -> None:
     log = await client.open("orders", create=True)
     await log.append(b"x")
     told = log.tail(0)
@@ -107,7 +108,7 @@ async def test_a_followed_log_is_let_go(site: Site, client: Client) -> None:
     await until(lambda: site.cores["a"].readers == 1)
     await cancelled(anext_of(told))
     await log.append(b"y")
-    assert (await anext(told)).value == b"y"  # It missed nothing.
+    assert (await anext(told)).value == b"y"  # The cancelled wait missed no record.
     await told.aclose()
     await until(lambda: site.cores["a"].readers == 0)
     told = log.tail(1)
@@ -115,7 +116,7 @@ async def test_a_followed_log_is_let_go(site: Site, client: Client) -> None:
     await until(lambda: site.cores["a"].readers == 1)
     await cancelled(anext_of(told))
     del told
-    gc.collect()  # The task that was cancelled holds it in its traceback.
+    gc.collect()  # The cancelled task's traceback holds the tail.
     await until(lambda: site.cores["a"].readers == 0)
 
 
@@ -128,9 +129,7 @@ CHANGES: Final[dict[str, Callable[[Log], Coroutine[Any, Any, object]]]] = {
 
 
 @pytest.mark.parametrize("method", CHANGES)
-async def test_a_change_that_was_cancelled_is_made_again(
-    site: Site, client: Client, method: str
-) -> None:
+async def test_cancelled_change_can_be_repeated(site: Site, client: Client, method: str) -> None:
     log = await client.open("orders", create=True)
     await log.append_many([b"x"] * 5)
     core, make = site.cores["a"], CHANGES[method]

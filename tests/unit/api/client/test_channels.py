@@ -1,4 +1,4 @@
-"""Whom calls of one client hold up."""
+"""Which connections a client uses, and which servers it shows its token."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -21,7 +21,7 @@ FAR = "192.0.2.1:7400"
 @pytest.mark.parametrize(
     "server", [FAR, "[2001:db8::1]:7400", "log-1.example.com", f"127.0.0.1,{FAR}"]
 )
-async def test_a_token_goes_nowhere_in_the_clear_unless_told_to(server: str) -> None:
+async def test_token_without_tls_needs_the_insecure_option(server: str) -> None:
     with raises_message(BadConfig):
         connect(f"log://{server}", token="secret")
     connect(f"log+tls://{server}", token="secret")
@@ -29,7 +29,7 @@ async def test_a_token_goes_nowhere_in_the_clear_unless_told_to(server: str) -> 
     connect(f"log://{server}")
 
 
-def test_servers_that_a_server_names_hear_no_token_in_the_clear() -> None:
+def test_token_is_not_shown_to_remote_servers_without_tls() -> None:
     shown = [("authorization", "Bearer secret")]
     assert not Channels(Security(token="secret")).shown_to(FAR)
     assert list(Channels(Security(token="secret")).shown_to("[::1]:7400")) == shown
@@ -38,8 +38,8 @@ def test_servers_that_a_server_names_hear_no_token_in_the_clear() -> None:
 
 
 @pytest.mark.parametrize("use", ["append", "read", "tail_offset"])
-async def test_another_loop_is_told_where_to_connect(site: Site, use: str) -> None:
-    """It would wait for answers that come to the loop where the client was first used."""
+async def test_use_in_another_event_loop_is_refused(site: Site, use: str) -> None:
+    """It would wait for responses that arrive in the loop where the client was first used."""
     await site.start("a")
     client = site.client("a")
     log = await client.open("orders", create=True)
@@ -59,10 +59,10 @@ async def test_another_loop_is_told_where_to_connect(site: Site, use: str) -> No
     assert (await log.append(b"here again")).first_offset == 1
 
 
-async def test_appends_go_through_however_many_wait(
+async def test_waiting_calls_do_not_block_other_calls(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server takes a bounded number of calls of one connection at a time: those that wait have their own."""
+    """A server bounds the concurrent calls of a connection, so waiting calls use another one."""
     options = dict(server._OPTIONS) | {"grpc.max_concurrent_streams": CALLS}
     monkeypatch.setattr(server, "_OPTIONS", tuple(options.items()))
     core = await site.start("b")
@@ -82,8 +82,8 @@ async def test_appends_go_through_however_many_wait(
 
 
 @pytest.mark.parametrize("uses_tls", [False, True])
-def test_a_key_without_its_certificate_is_refused(uses_tls: bool) -> None:
-    """It was shown to no server, without an error."""
+def test_key_without_its_certificate_is_refused(uses_tls: bool) -> None:
+    """Without an error, the client would show the key to no server."""
     with raises_message(BadConfig) as caught:
         Channels(Security(uses_tls, key="key.pem"))
     assert "certificate=" in caught.value.next_step

@@ -1,4 +1,4 @@
-"""What is public says what it does, to `help` and to the reference; and a wait, what cancelling it leaves."""
+"""Docstrings of the public API: each member has one, and those of waits mention cancelling."""
 
 import inspect
 from collections.abc import Callable, Iterator
@@ -43,7 +43,7 @@ def members(face: type) -> Iterator[tuple[str, Any]]:
 @pytest.mark.parametrize(
     "face", [*_SYNC, *_AIO, *_WAL, *_WAL_AIO], ids=lambda face: f"{face.__module__}.{face.__name__}"
 )
-def test_everything_public_says_what_it_does(face: type) -> None:
+def test_public_members_have_docstrings(face: type) -> None:
     found = dict(members(face))
     assert face.__doc__
     assert found
@@ -62,12 +62,12 @@ def test_arguments_of_connect_are_described_once() -> None:
     assert "`token_file`" not in elsewhere
 
 
-def test_both_faces_say_the_same() -> None:
+def test_sync_and_async_append_share_a_docstring() -> None:
     assert sync.SyncLog.append.__doc__ == Log.append.__doc__
 
 
-def test_every_wait_says_what_cancelling_it_leaves() -> None:
-    """But for questions, which leave nothing, as `Client` says of all of them."""
+def test_docstrings_of_waits_mention_cancelling() -> None:
+    """Read-only requests are exempt: the docstring of `Client` covers them."""
     changes = {word.__name__ for word, method in BY_REQUEST.items() if method.changes}
     assert {"Truncate", "CommitCursor", "EnsureLog"} <= changes
     asking = (aio.Client, aio.Log, aio.Cursor)
@@ -89,4 +89,4 @@ _INDIRECT: Final = (
     "append_many",
     "mark",
     "close",
-)  # They change, and name no word.
+)  # These change something without naming a request class.

@@ -1,4 +1,4 @@
-"""What a program pays for loading the client."""
+"""Which modules importing the client loads, and in which order."""
 
 import json
 import os
@@ -16,7 +16,7 @@ _LOAD_GRPC: Final = (
 )
 
 
-def test_both_faces_load_grpc_and_nothing_heavier() -> None:
+def test_client_imports_no_heavy_packages() -> None:
     code = (
         "import rollbook, sys, json\n"
         "assert 'grpc' not in sys.modules\n"
@@ -32,9 +32,12 @@ def test_both_faces_load_grpc_and_nothing_heavier() -> None:
 
 
 @pytest.mark.parametrize("module", _LOAD_GRPC)
-def test_grpc_is_loaded_behind_what_it_is_to_heed(module: str) -> None:
-    """It looks at its environment once: a bench whose client loaded it first had every socket read by a thread
-    more, and took a lone append to cost a quarter more than it does."""
+def test_grpc_is_imported_after_its_environment_is_set(module: str) -> None:
+    """gRPC reads its environment once, when it is imported.
+
+    Imported too early, it reads each socket in an extra thread, and a lone append takes a quarter
+    longer.
+    """
     code = (
         f"import {module}, json, os, sys\n"
         "print(json.dumps([list(sys.modules), os.environ['GRPC_EXPERIMENTS']]))"

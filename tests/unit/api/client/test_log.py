@@ -1,4 +1,4 @@
-"""What a program does with a log."""
+"""Appends, reads and administration of a log through the asynchronous client."""
 
 import asyncio
 from datetime import UTC, datetime
@@ -49,20 +49,20 @@ async def test_records_are_appended_and_read(site: Site) -> None:
 
 
 @pytest.mark.parametrize("values", [["text"], [b"x", "text"], "text"])
-async def test_text_is_no_record_and_it_is_said_what_to_do(site: Site, values: Any) -> None:
+async def test_values_that_are_not_bytes_are_refused_with_advice(site: Site, values: Any) -> None:
     log = await site.client("a").open("orders", create=True)
     with pytest.raises(TypeError, match=r"a record is bytes, not str: call \.encode\(\)"):
         await log.append_many(values)
     with pytest.raises(TypeError, match="a key is bytes, not int"):
-        await log.append_many([b"a", b"b"], keys=[None, 7])  # type: ignore[list-item]  # As it is.
+        await log.append_many([b"a", b"b"], keys=[None, 7])  # type: ignore[list-item]  # Invalid.
     with pytest.raises(TypeError, match="a header is bytes, not NoneType"):
-        await log.append(b"a", headers={"h": None})  # type: ignore[dict-item]  # As it is.
+        await log.append(b"a", headers={"h": None})  # type: ignore[dict-item]  # Invalid.
     with pytest.raises(TypeError, match="a record is bytes, not NoneType"):
-        await log.append(None)  # type: ignore[arg-type]  # As it is.
+        await log.append(None)  # type: ignore[arg-type]  # Invalid.
     assert (await log.append(b"x")).first_offset == 0
 
 
-async def test_text_and_datetimes_are_encoded_alike_everywhere(site: Site) -> None:
+async def test_all_appends_encode_text_and_datetimes_alike(site: Site) -> None:
     time, key = datetime(2026, 1, 31, 12, tzinfo=UTC), "k\u00e9y"
     headers: dict[str, str | bytes] = {"h": "v", "b": b"b"}
     log = await site.client("a").open("orders", create=True)
@@ -81,10 +81,10 @@ async def test_text_and_datetimes_are_encoded_alike_everywhere(site: Site) -> No
             with pytest.raises(InvalidRequest):
                 writer.submit(b"x", **wrong)
         with raises_message(InvalidRequest) as caught:
-            await log.append(b"x", event_time=5)  # type: ignore[arg-type]  # A program may.
+            await log.append(b"x", event_time=5)  # type: ignore[arg-type]  # Untyped programs can.
         assert "event_time_us=" in caught.value.next_step
         with raises_message(InvalidRequest):
-            await log.find(timestamp=5)  # type: ignore[arg-type]  # A program may.
+            await log.find(timestamp=5)  # type: ignore[arg-type]  # Untyped programs can.
         with raises_message(InvalidRequest):
             writer.submit(b"x", key="\ud800")
     found = [record async for record in log.read()]
@@ -118,12 +118,12 @@ async def test_logs_are_listed_by_pattern(
 
 
 @pytest.mark.parametrize("said", [("a/b",), ("a/*b*",), ("*/b*",), ("a/b*", "c")])
-async def test_what_is_no_pattern_of_logs_is_refused(site: Site, said: tuple[str, ...]) -> None:
+async def test_invalid_log_pattern_is_refused(site: Site, said: tuple[str, ...]) -> None:
     with pytest.raises(InvalidRequest):
         await anext(site.client("a").logs(*said))
 
 
-async def test_a_tail_is_polled_and_may_end_by_its_timeout(site: Site) -> None:
+async def test_tail_can_be_polled_and_ends_by_its_timeout(site: Site) -> None:
     log = await site.client("a").open("orders", create=True)
     tail = log.tail("earliest", timeout=0.05)
     assert await tail.poll(0) is None
@@ -132,7 +132,7 @@ async def test_a_tail_is_polled_and_may_end_by_its_timeout(site: Site) -> None:
     first = await tail.poll(30)
     assert first is not None
     assert first.value == b"1"
-    async for record in tail:  # What is left of a batch stays where it is.
+    async for record in tail:  # The rest of the batch stays in the tail.
         assert record.value == b"2"
         break
     assert [record.value async for record in tail] == [b"3"]
@@ -153,7 +153,7 @@ async def test_a_tail_closed_by_another_task_ends(site: Site) -> None:
     for wait in (Tail.poll, iterate):
         tail = log.tail()
         waits = asyncio.create_task(wait(tail))
-        await asyncio.sleep(0)  # It waits by now.
+        await asyncio.sleep(0)  # The task waits now.
         await tail.aclose()
         async with asyncio.timeout(30):
             assert await waits is None
@@ -161,7 +161,7 @@ async def test_a_tail_closed_by_another_task_ends(site: Site) -> None:
         assert await tail.poll() is None
 
 
-async def test_a_loop_ends_that_closes_its_tail(site: Site) -> None:
+async def test_loop_that_closes_its_tail_ends(site: Site) -> None:
     log = await site.client("a").open("orders", create=True)
     await log.append_many([b"1", b"2", b"3"])
     seen = []
@@ -172,7 +172,7 @@ async def test_a_loop_ends_that_closes_its_tail(site: Site) -> None:
     assert seen == [b"1"]
 
 
-async def test_a_cursor_has_a_default(site: Site) -> None:
+async def test_missing_cursor_returns_the_default(site: Site) -> None:
     log = await site.client("a").open("orders", create=True)
     assert await log.cursor("none").get(None) is None
     assert await log.cursor("none").get(default=7) == 7
@@ -182,7 +182,7 @@ async def test_a_cursor_has_a_default(site: Site) -> None:
     assert found.offset == 0
 
 
-async def test_a_record_with_a_key_is_appended_once(site: Site) -> None:
+async def test_record_with_an_idempotency_key_is_appended_once(site: Site) -> None:
     log = await site.client("a").open("orders", create=True)
     first = await log.append(b"x", idempotency_key="payment-1")
     again = await log.append(b"x", idempotency_key="payment-1")
@@ -216,7 +216,7 @@ async def test_a_writer_needs_no_flush(site: Site) -> None:
     assert len(site.cluster.log(log.name).blocks) < 10
 
 
-async def test_a_flood_is_stopped_by_its_window(site: Site) -> None:
+async def test_submits_beyond_the_window_keep_their_order(site: Site) -> None:
     log = await site.client("a", batch_bytes_max=4096, window_bytes=16384).open("x", create=True)
     async with log.writer() as writer:
         submissions = [await writer.send(b"%04d" % index + bytes(96)) for index in range(5000)]
@@ -226,7 +226,7 @@ async def test_a_flood_is_stopped_by_its_window(site: Site) -> None:
     assert values == [b"%04d" % index for index in range(5000)]
 
 
-async def test_a_tail_is_told_of_what_comes(site: Site) -> None:
+async def test_followed_log_delivers_new_records(site: Site) -> None:
     log = await site.client("a").open("orders", create=True)
     await log.append(b"before")
     seen: list[bytes] = []
@@ -251,7 +251,7 @@ async def test_a_tail_is_told_of_what_comes(site: Site) -> None:
     assert caught.value.ids["tail"] == 11
 
 
-async def test_conditions(site: Site) -> None:
+async def test_append_conditions_are_checked(site: Site) -> None:
     log = await site.client("a").open("orders", create=True)
     await log.append(b"a", must_be_empty=True)
     with pytest.raises(OffsetMismatch) as caught:
@@ -271,7 +271,7 @@ async def test_conditions(site: Site) -> None:
     await log.release_writer(grant.writer_epoch)
 
 
-async def test_cursors_and_truncation(site: Site) -> None:
+async def test_protected_cursor_limits_truncation(site: Site) -> None:
     log = await site.client("a").open("orders", create=True)
     await log.append_many([b"%d" % index for index in range(10)])
     cursor = log.cursor("etl")
@@ -302,7 +302,7 @@ async def test_cursors_and_truncation(site: Site) -> None:
     assert await log.find("-3") == 7
 
 
-async def test_administration(site: Site) -> None:
+async def test_administrative_calls_take_effect(site: Site) -> None:
     client = site.client("a")
     with pytest.raises(NoSuchLog):
         await client.open("team/orders")
@@ -317,7 +317,7 @@ async def test_administration(site: Site) -> None:
     assert state.config.retention_age_s is None
     assert state.config.labels == (("team", "x"),)
     await log.update(record_bytes_max=1000)
-    state = await log.update(batch_bytes_max=2000)  # Less than a record has where nobody said it.
+    state = await log.update(batch_bytes_max=2000)  # Less than the default `record_bytes_max`.
     assert (state.config.record_bytes_max, state.config.batch_bytes_max) == (1000, 2000)
     with pytest.raises(BadConfig):
         await log.update(record_bytes_max=2001)

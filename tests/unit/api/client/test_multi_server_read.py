@@ -1,4 +1,4 @@
-"""Replays that all servers share."""
+"""Replays whose ranges are read from all servers."""
 
 import random
 
@@ -17,7 +17,7 @@ LOG = LogName("ns", "log")
 def segments_of(
     *ends: int, first: int = 0, state: SegmentState = SegmentState.CLOSED
 ) -> list[SegmentView]:
-    """Closed ones of 10 bytes a record, and an open one."""
+    """Closed segments with 10 bytes per record, and an open segment at the end."""
     found: list[SegmentView] = []
     for number, end in enumerate(ends):
         base = found[-1].next_offset if found else Offset(first)
@@ -58,7 +58,7 @@ def runs(segments: list[SegmentView], start: int, end: int, run_bytes: int) -> l
     return list(runs_of(segments, Offset(start), Offset(end), run_bytes))
 
 
-def test_closed_segments_come_in_runs_and_the_rest_from_the_owner() -> None:
+def test_closed_segments_are_split_and_the_open_one_left_to_the_owner() -> None:
     segments = segments_of(10, 20, 30)
     assert runs(segments, 5, 35, 150) == [
         ReplayRange(Offset(5), Offset(20), SegmentId(0)),
@@ -70,7 +70,7 @@ def test_closed_segments_come_in_runs_and_the_rest_from_the_owner() -> None:
     assert runs(segments, 7, 7, 1) == []
 
 
-def test_a_lost_segment_is_for_the_owner_to_report() -> None:
+def test_lost_segment_is_read_from_the_owner() -> None:
     segments = segments_of(10, 20)
     lost = segments_of(10, 20, state=SegmentState.LOST)[1]
     assert runs([segments[0], lost, segments[2]], 0, 20, 1) == [
@@ -80,7 +80,7 @@ def test_a_lost_segment_is_for_the_owner_to_report() -> None:
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_runs_cover_the_range_exactly(seed: int) -> None:
+def test_replay_ranges_cover_the_range_exactly(seed: int) -> None:
     chance = random.Random(seed)
     ends = sorted(chance.sample(range(1, 200), chance.randrange(8)))
     segments = segments_of(*ends)[chance.randrange(2) :]
@@ -91,7 +91,7 @@ def test_runs_cover_the_range_exactly(seed: int) -> None:
     assert all(run.segment is not None for run in found[:-1])
 
 
-def test_runs_are_spread_over_all_servers_and_a_failure_goes_to_the_next() -> None:
+def test_replays_are_spread_and_retried_on_the_next_server() -> None:
     servers = ["a:1", "b:1", "c:1"]
     owners = OwnerCache(servers)
     asked = [AnyServer(owners, LOG, SegmentId(number)).address_of(LOG) for number in range(300)]

@@ -1,4 +1,4 @@
-"""Batches whose numbers the caller chooses are recognised when they are repeated."""
+"""Batches with producer numbers from the caller are recognised when they are repeated."""
 
 import asyncio
 from typing import Any
@@ -21,11 +21,11 @@ from tests.unit.api.client.conftest import Site, hurried
 ID = b"spark/8a1f"
 
 
-async def test_a_batch_that_is_repeated_has_the_offsets_of_the_first(site: Site) -> None:
+async def test_repeated_batch_gets_the_offsets_of_the_first(site: Site) -> None:
     log = await site.client("a").open("orders", create=True)
     first = await log.append_many([b"a", b"b"], producer=ProducerRef(ID, 0, 0))
     await log.append(b"other")
-    other = await site.client("a").open("orders")  # Another process, as far as the log can tell.
+    other = await site.client("a").open("orders")  # To the log, this is another process.
     again = await other.append_many([b"a", b"b"], producer=ProducerRef(ID, 0, 0))
     assert (first.is_duplicate, again.is_duplicate) == (False, True)
     assert (again.first_offset, again.next_offset) == (0, 2)
@@ -33,10 +33,10 @@ async def test_a_batch_that_is_repeated_has_the_offsets_of_the_first(site: Site)
     assert follows.first_offset == 3
     (batch,) = [each async for each in log.read_batches(again.first_offset, again.next_offset)]
     sent = pack_block([b"a", b"b"], producer=ProducerRef(ID, 0, 0))
-    assert batch.blocks[0].crc == Block(sent).crc  # What a caller compares.
+    assert batch.blocks[0].crc == Block(sent).crc  # Callers compare this checksum.
 
 
-async def test_an_attempt_whose_answer_was_lost_is_repeated_under_its_number(site: Site) -> None:
+async def test_retry_after_a_lost_response_keeps_its_number(site: Site) -> None:
     log = await site.client("a").open("orders", create=True)
     core = site.cores["a"]
     core.holds.add("append_stream")
@@ -50,9 +50,9 @@ async def test_an_attempt_whose_answer_was_lost_is_repeated_under_its_number(sit
     assert site.cluster.log(log.name).tail == 1
 
 
-async def test_a_refused_number_is_for_the_caller_to_decide(site: Site) -> None:
+async def test_producer_gap_and_fencing_are_raised_to_the_caller(site: Site) -> None:
     log = await site.client("a").open("orders", create=True)
-    with pytest.raises(ProducerGap) as gap:  # A client's own producer would begin an epoch.
+    with pytest.raises(ProducerGap) as gap:  # The client's own producer would begin a new epoch.
         await log.append_many([b"b"], producer=ProducerRef(ID, 0, 1))
     assert gap.value.outcome is Outcome.NOT_APPLIED
     await log.append_many([b"x"], producer=ProducerRef(ID, 1, 0))
@@ -61,14 +61,16 @@ async def test_a_refused_number_is_for_the_caller_to_decide(site: Site) -> None:
     assert site.cluster.log(log.name).tail == 1
 
 
-async def test_a_framed_block_is_appended_as_it_is(site: Site) -> None:
+async def test_packed_block_is_appended_unchanged(site: Site) -> None:
     log = await site.client("a").open("orders", create=True)
     ref = ProducerRef(ID, 0, 0)
     block = pack_block([b"a", b"b"], keys=[None, b"k"])
     assert (await log.append_block(block, producer=ref)).next_offset == 2
     assert (await log.append_block(block, producer=ref)).is_duplicate
-    assert (await log.append_block(with_producer(block, ref))).is_duplicate  # It bears its own.
-    assert not (await log.append_block(block)).is_duplicate  # The client's.
+    assert (
+        await log.append_block(with_producer(block, ref))
+    ).is_duplicate  # The block has its own producer.
+    assert not (await log.append_block(block)).is_duplicate  # The client adds its own producer.
     blocks = [Block(each) for each in site.cluster.log(log.name).blocks]
     assert [each.values() for each in blocks] == [[b"a", b"b"]] * 2
     assert blocks[0].data[40:] == with_producer(block, ref)[40:]
@@ -79,7 +81,7 @@ async def test_a_framed_block_is_appended_as_it_is(site: Site) -> None:
     assert copied.first_offset == 0
 
 
-async def test_a_block_that_is_none_is_refused(site: Site) -> None:
+async def test_invalid_block_is_refused(site: Site) -> None:
     log = await site.client("a").open("orders", create=True)
     block = bytearray(pack_block([b"value"] * 3))
     block[-9] ^= 1
@@ -90,8 +92,8 @@ async def test_a_block_that_is_none_is_refused(site: Site) -> None:
     assert site.cluster.log(log.name).tail == 0
 
 
-@pytest.mark.parametrize("producer", [(ID, 0, 0), "spark", ProducerRef("text", 0, 0)])  # type: ignore[arg-type]  # As it is.
-async def test_what_is_no_producer_is_refused_with_what_to_give(site: Site, producer: Any) -> None:
+@pytest.mark.parametrize("producer", [(ID, 0, 0), "spark", ProducerRef("text", 0, 0)])  # type: ignore[arg-type]  # Invalid.
+async def test_invalid_producer_is_refused_with_advice(site: Site, producer: Any) -> None:
     log = await site.client("a").open("orders", create=True)
     with raises_message(InvalidRequest):
         await log.append_many([b"a"], producer=producer)

@@ -1,4 +1,4 @@
-"""Programs that fork, pools of processes, and notebooks."""
+"""Clients in programs that fork, in pools of processes and in notebooks."""
 
 import pickle
 import subprocess
@@ -17,8 +17,8 @@ from rollbook.proto.runtime.loop_thread import LoopThread
 from tests.unit.api.client.conftest import LOOPBACK
 from tests.unit.api.grpc.fake_core import FakeCluster, FakeCore
 
-# As `gunicorn --preload`, Celery's prefork pool and PyTorch's loaders do it: the module is imported before the fork, and
-# each process connects when it first needs to.
+# Like `gunicorn --preload`, Celery's prefork pool and PyTorch's loaders: the module is imported
+# before the fork, and each process connects when it first needs to.
 _FORKS: Final = """
 import multiprocessing, os, sys
 from concurrent.futures import ProcessPoolExecutor
@@ -94,7 +94,7 @@ values
 
 @pytest.fixture
 def url() -> Iterator[str]:
-    """Of a server of this process, with logs in memory."""
+    """The URL of a server in this process with logs in memory."""
     core, thread = FakeCore(FakeCluster(), "a"), LoopThread("server")
     server = thread.run(GrpcServer.start(core, GrpcConfig(LOOPBACK)))
     core.cluster.addresses["a"] = str(server.address)
@@ -103,8 +103,8 @@ def url() -> Iterator[str]:
     thread.close()
 
 
-def test_workers_that_are_forked_or_spawned_connect_by_themselves(url: str, tmp_path: Path) -> None:
-    """What they return and raise arrives whole."""
+def test_forked_and_spawned_workers_can_connect(url: str, tmp_path: Path) -> None:
+    """Results and errors of the workers can be pickled."""
     (tmp_path / "forks.py").write_text(_FORKS)
     command = [sys.executable, str(tmp_path / "forks.py"), url]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
@@ -112,7 +112,7 @@ def test_workers_that_are_forked_or_spawned_connect_by_themselves(url: str, tmp_
     assert done.stdout.split() == ["True", "True", "13", "True"]
 
 
-def test_a_notebook_uses_both_faces_and_goes_on_after_an_interrupt(url: str) -> None:
+def test_notebook_uses_both_clients_and_survives_an_interrupt(url: str) -> None:
     nbclient, nbformat = import_module("nbclient"), import_module("nbformat")
     cells = _CELLS.replace("URL", repr(url)).strip().split("\n# --- next cell\n")
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(each) for each in cells])
@@ -124,7 +124,7 @@ def test_a_notebook_uses_both_faces_and_goes_on_after_an_interrupt(url: str) -> 
     assert last.data["text/plain"] == "[b'sync', b'async']"
 
 
-def test_a_client_and_a_log_are_not_handed_to_another_process(url: str) -> None:
+def test_pickling_a_client_or_a_log_is_refused(url: str) -> None:
     with rollbook.connect(url) as client:
         for each in (client, client.open("handed", create=True)):
             with pytest.raises(TypeError, match="connect there"):

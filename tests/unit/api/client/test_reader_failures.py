@@ -1,4 +1,4 @@
-"""A reader resumes at the exact offset, notices what is missing, and never waits quietly."""
+"""A reader resumes at the exact offset, notices missing records and reports stalls."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -36,7 +36,7 @@ def records(offset: int, *values: bytes) -> messages.Records:
 
 
 def scripted(*runs: list[messages.ReadEvent | RollbookError]) -> Script:
-    """What each stream tells, one after the other; the last one again and again. Then silence."""
+    """Each stream sends the next run, the last run repeats; then the stream is silent."""
     left = list(runs)
 
     async def tell(request: messages.ReadStream) -> AsyncIterator[messages.ReadEvent]:
@@ -61,7 +61,7 @@ async def reader_of(
     return log.events(0, at_tail=at_tail)
 
 
-async def test_it_resumes_where_it_was(site: Site) -> None:
+async def test_reader_resumes_at_its_position(site: Site) -> None:
     script = scripted(
         [records(0, b"a", b"b"), EntryUnavailable()],
         [records(2, b"c"), EntryUnavailable()],
@@ -76,10 +76,10 @@ async def test_it_resumes_where_it_was(site: Site) -> None:
 
 
 @pytest.mark.parametrize("at_tail", [messages.AtTail.STOP, messages.AtTail.STOP_AT_BARRIER])
-async def test_it_ends_where_the_log_ended_when_it_began(
+async def test_reader_that_resumes_keeps_its_first_end(
     site: Site, at_tail: messages.AtTail
 ) -> None:
-    """Each stream that broke gave it a new end: a log that grows never ended."""
+    """With a new end from each resumed stream, a read of a growing log would never end."""
     waits_for_quota = messages.Progress.held_back(Offset(0), Offset(0), Offset(1))
     begins = messages.Progress(Offset(0), Offset(0), Offset(2), 2, 0, 0, messages.WaitsFor.FETCHING)
     heartbeat = messages.Progress(
@@ -102,13 +102,13 @@ async def test_it_ends_where_the_log_ended_when_it_began(
     assert wanted == [(AtOffset(Offset(0)), None, at_tail), resumed]
 
 
-async def test_it_outlives_the_server(site: Site) -> None:
+async def test_tail_survives_server_restarts(site: Site) -> None:
     log = await site.client("a").open("orders", create=True)
     seen: list[int] = []
 
     async def follow() -> None:
         async for record in log.tail("earliest"):
-            seen.append(record.offset)  # noqa: PERF401  # As it comes.
+            seen.append(record.offset)  # noqa: PERF401  # The test reads `seen` in between.
 
     following = asyncio.ensure_future(follow())
     address = parse_address(site.cluster.addresses["a"], "it")
@@ -126,7 +126,7 @@ async def test_it_outlives_the_server(site: Site) -> None:
     assert seen == list(range(30))
 
 
-async def test_it_goes_where_it_is_sent(site: Site) -> None:
+async def test_reader_follows_a_moved_log(site: Site) -> None:
     await site.start("b")
     there = site.cluster.addresses["b"]
     reader = await reader_of(
@@ -163,7 +163,7 @@ async def test_holes_and_repetitions_are_noticed(site: Site, event: messages.Rea
     await reader.aclose()
 
 
-async def test_a_block_that_makes_no_sense_is_noticed(site: Site) -> None:
+async def test_invalid_block_is_noticed(site: Site) -> None:
     reader = await reader_of(
         site, scripted([messages.Records((b"nonsense" * 20,), Offset(0), Offset(1))])
     )
@@ -173,7 +173,7 @@ async def test_a_block_that_makes_no_sense_is_noticed(site: Site) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 8, 39, 71])
-async def test_a_block_that_is_too_short_is_noticed(site: Site, size: int) -> None:
+async def test_block_that_is_too_short_is_noticed(site: Site, size: int) -> None:
     short = messages.Records((block(0, b"a")[:size],), Offset(0), Offset(1))
     reader = await reader_of(site, scripted([short]))
     with pytest.raises((BlockCorrupt, BadFrame)):
@@ -181,19 +181,19 @@ async def test_a_block_that_is_too_short_is_noticed(site: Site, size: int) -> No
     await reader.aclose()
 
 
-async def test_silence_is_told(site: Site) -> None:
+async def test_silent_server_is_reported_as_stalled(site: Site) -> None:
     reader = await reader_of(site, scripted([records(0, b"a")], []))
     assert await reader.next()
     reader._patience_s, reader._silence_s = 0.1, 0.2
     with pytest.raises(ReaderStalled) as caught:
         await reader.next()
     assert caught.value.ids["position"] == 1
-    with pytest.raises(ReaderStalled):  # The next call waits again.
+    with pytest.raises(ReaderStalled):  # A second call waits again.
         await reader.next()
     await reader.aclose()
 
 
-async def test_a_silent_server_is_left_for_another(site: Site) -> None:
+async def test_reader_moves_from_a_silent_server_to_another(site: Site) -> None:
     await site.start("b")
     site.cores["a"].events = scripted([records(0, b"a")], [])
     site.cores["b"].events = scripted([records(1, b"b")])
@@ -203,11 +203,11 @@ async def test_a_silent_server_is_left_for_another(site: Site) -> None:
         event = await reader.next()
         assert isinstance(event, RecordBatch)
         assert event.values() == [value]
-        reader._due = 0.0  # It has been silent for too long.
+        reader._due = 0.0  # Pretends that the server was silent for too long.
     await reader.aclose()
 
 
-async def test_a_lag_that_does_not_shrink_is_told(site: Site) -> None:
+async def test_lag_that_does_not_shrink_is_reported(site: Site) -> None:
     stuck = messages.Progress(Offset(0), Offset(0), Offset(9), 9, 9, 9, messages.WaitsFor.REPLICA)
     reader = await reader_of(site, scripted([stuck] * 9))
     for _ in range(3):
@@ -218,7 +218,7 @@ async def test_a_lag_that_does_not_shrink_is_told(site: Site) -> None:
     await reader.aclose()
 
 
-async def test_a_log_that_nobody_serves_is_told(site: Site) -> None:
+async def test_log_without_a_server_is_reported_as_stalled(site: Site) -> None:
     reader = await reader_of(site, None, heartbeat_s=2.0)
     await site.stop("a")
     with pytest.raises(ReaderStalled) as caught:
@@ -236,7 +236,7 @@ async def test_permanent_error_ends_the_reader(site: Site) -> None:
     assert await reader.next() is None
 
 
-async def test_lost_records_are_told_and_not_passed_over(site: Site) -> None:
+async def test_lost_records_are_reported_and_not_skipped(site: Site) -> None:
     gap = messages.Gap(messages.GapKind.LOST, Offset(1), Offset(4))
     site.cores["a"].events = scripted([records(0, b"a"), gap, records(4, b"b")])
     log = await site.client("a").open("orders", create=True)
@@ -247,7 +247,7 @@ async def test_lost_records_are_told_and_not_passed_over(site: Site) -> None:
     assert caught.value.ids == {"start": 1, "end": 4}
 
 
-async def test_a_cancelled_wait_misses_nothing(site: Site) -> None:
+async def test_cancelled_wait_misses_no_event(site: Site) -> None:
     log = await site.client("a").open("orders", create=True)
     reader = log.events("latest")
     assert isinstance(await reader.next(), messages.CaughtUp)
@@ -264,14 +264,16 @@ async def test_a_cancelled_wait_misses_nothing(site: Site) -> None:
     await reader.aclose()
 
 
-async def test_event_of_an_older_server_comes_in_batches_of_a_bounded_size(site: Site) -> None:
-    """LB3: it bounded its events by what is stored, and a few hundred bytes unpack to megabytes."""
+async def test_large_event_is_split_into_bounded_batches(site: Site) -> None:
+    """LB3: older servers bound stored bytes only, and a few hundred can unpack to megabytes."""
     packed = pack_block([bytes(1024 * 1024)] * 3, codec=Codec.ZSTD)
     blocks = tuple(
         stamped(packed, base_offset=at, base_timestamp_us=1, owner_epoch=1, writer_epoch=0)
         for at in (0, 3, 6)
     )
-    event = messages.Records(blocks, Offset(1), Offset(8))  # Neither its first nor its last record.
+    event = messages.Records(
+        blocks, Offset(1), Offset(8)
+    )  # The event leaves out the first and the last record of its blocks.
     reader = await reader_of(site, scripted([event, messages.Stopped(Offset(8))]))
     seen = [await reader.next() for _ in range(3)]
     batches = [each for each in seen if isinstance(each, RecordBatch)]

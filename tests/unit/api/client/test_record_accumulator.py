@@ -1,4 +1,4 @@
-"""What a writer takes in, in which batch it goes, and what its submitter gets."""
+"""How a writer puts records into batches, and what their submitters get."""
 
 import asyncio
 import os
@@ -53,7 +53,7 @@ def block_of(batch: Batch) -> Block:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_every_record_is_where_its_submitter_was_told(seed: int) -> None:
+def test_every_record_is_at_its_returned_batch_and_index(seed: int) -> None:
     rng = random.Random(seed)
     accumulator = gathering_of(
         config=LogClientConfig(
@@ -75,16 +75,16 @@ def test_every_record_is_where_its_submitter_was_told(seed: int) -> None:
             accumulator.settle(some)
     while last := accumulator.take(only_full=False):
         taken.append(last)
-    assert taken == list(told)  # In order.
+    assert taken == list(told)  # Batches are taken in order.
     for batch in taken:
         block = block_of(batch)
         assert [*zip(block.values(), block.keys(), strict=True)] == told[batch]
         assert block.count <= accumulator._records_max
-        assert len(block.data) <= 2 * KIB + 200  # And what frames it.
+        assert len(block.data) <= 2 * KIB + 200  # 200: room for framing.
 
 
-def test_a_view_takes_as_much_room_as_its_bytes() -> None:
-    """It has eight times as many of them as items."""
+def test_memoryview_counts_by_its_bytes() -> None:
+    """The view has eight bytes per item."""
     accumulator = gathering_of(config=LogClientConfig(batch_bytes_max=2 * KIB))
     view = memoryview(array("q", range(100)))
     batches = {add(accumulator, view)[0] for _ in range(10)}
@@ -94,7 +94,7 @@ def test_a_view_takes_as_much_room_as_its_bytes() -> None:
         add(gathering_of(LogConfig(record_bytes_max=799)), view)
 
 
-def test_what_is_refused_leaves_the_batch_as_it_was() -> None:
+def test_refused_record_leaves_the_batch_unchanged() -> None:
     accumulator = gathering_of(LogConfig(record_bytes_max=100))
     batch, _ = add(accumulator, b"first")
     with pytest.raises(EntryTooLarge):
@@ -108,8 +108,8 @@ def test_what_is_refused_leaves_the_batch_as_it_was() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 100, KIB])
-def test_a_full_batch_reaches_a_bookie_in_one_piece(size: int) -> None:
-    """Cut in two it is copied at either end, and each takes a system call and a turn of the loop more."""
+def test_full_batch_fits_one_chunk(size: int) -> None:
+    """Two chunks would cost both ends a copy, a system call and a turn of the loop."""
     accumulator = gathering_of()
     value = os.urandom(size)
     while (batch := accumulator.take(only_full=True)) is None:
@@ -120,7 +120,7 @@ def test_a_full_batch_reaches_a_bookie_in_one_piece(size: int) -> None:
     assert len(frame) <= min(send_queue.CHUNK_BYTES_MAX, connection_memory.CHUNK_BYTES_MAX)
 
 
-def test_a_submission_says_what_became_of_it() -> None:
+def test_submission_returns_its_offset_or_raises_its_error() -> None:
     def submission() -> Submission:
         return Submission(Batch(0.0), 3)
 
@@ -146,7 +146,7 @@ def test_a_submission_says_what_became_of_it() -> None:
 
 
 def test_records_are_counted_as_they_are_settled() -> None:
-    """PC1: the numbers that a caller hears are of records, not of batches."""
+    """PC1: the tally counts records, not batches."""
     accumulator = gathering_of(config=LogClientConfig(batch_records_max=2))
     for _ in range(7):
         accumulator.add(b"x", None, None, None)
@@ -179,7 +179,7 @@ def test_records_are_counted_as_they_are_settled() -> None:
 
 
 @pytest.mark.parametrize("way", ["submission", "writer"])
-def test_a_loss_that_was_seen_is_not_reported_again(way: str) -> None:
+def test_raised_loss_is_not_reported_again(way: str) -> None:
     """PC1."""
     accumulator = gathering_of()
     accumulator.add(b"x", None, None, None)
@@ -195,8 +195,8 @@ def test_a_loss_that_was_seen_is_not_reported_again(way: str) -> None:
     assert not accumulator.hides_losses
 
 
-def test_a_writer_that_closes_sends_what_it_has_and_takes_no_more() -> None:
-    """PC1: without it, a record that another thread submits meanwhile would be left in doubt."""
+def test_closing_writer_sends_its_records_and_refuses_more() -> None:
+    """PC1: otherwise a record that another thread submits during the close would be in doubt."""
     accumulator = gathering_of()
     accumulator.add(b"x", None, None, None)
     accumulator.refuse_more()

@@ -1,4 +1,4 @@
-"""Which servers are reached by way of another one, and when that ends."""
+"""When a client reaches a server through another one (a relay), and when that ends."""
 
 from rollbook.api.client.relay_routes import RelayRoutes
 from rollbook.proto.errors import ConnectionLost, QuorumTimeout, ServerUnreachable
@@ -16,13 +16,13 @@ def routes_from(*answered: str) -> RelayRoutes:
     return routes
 
 
-def test_server_that_can_be_reached_is_asked_directly() -> None:
+def test_reachable_server_is_asked_directly() -> None:
     """RY3: without a failure nothing is relayed."""
     assert routes_from(ENTRY).entry_to(OWNER) == ""
 
 
 def test_server_with_an_unresolved_name_is_reached_through_another() -> None:
-    """RY3: at once, and the caller need not wait."""
+    """RY3: at once, without a pause for the caller."""
     for error in (UNRESOLVED, NOT_BELIEVED):
         routes = routes_from(ENTRY)
         assert routes.on_error(OWNER, error)
@@ -32,7 +32,7 @@ def test_server_with_an_unresolved_name_is_reached_through_another() -> None:
 
 
 def test_nothing_is_relayed_while_no_server_has_answered() -> None:
-    """RY3: an entry is a server that answers; the first one that does becomes it."""
+    """RY3: the first server that responds becomes the entry."""
     routes = RelayRoutes()
     assert not routes.on_error(OWNER, UNRESOLVED)
     assert routes.entry_to(OWNER) == ""
@@ -40,19 +40,21 @@ def test_nothing_is_relayed_while_no_server_has_answered() -> None:
     assert routes.entry_to(OWNER) == ENTRY
 
 
-def test_server_that_refuses_is_relayed_only_once_another_one_names_it() -> None:
-    """RY3: a server that was stopped refuses, and others take its logs over."""
+def test_refusing_server_is_relayed_only_after_another_server_names_it() -> None:
+    """RY3: a stopped server refuses connections, and other servers take over its logs."""
     routes = routes_from(OWNER, ENTRY)
     assert not routes.on_error(OWNER, REFUSED)
-    assert not routes.on_error(OWNER, REFUSED), "nobody has said that it is there"
+    assert not routes.on_error(OWNER, REFUSED), "no other server has named it"
     routes.on_named(OWNER)
-    assert routes.entry_to(OWNER) == "", "it is tried once more: it may have been started again"
+    assert routes.entry_to(OWNER) == "", (
+        "it is tried directly once more: it may have been restarted"
+    )
     assert routes.on_error(OWNER, REFUSED)
     assert routes.entry_to(OWNER) == ENTRY
 
 
-def test_server_that_has_answered_and_hangs_is_not_relayed_at_first() -> None:
-    """RY3: what is lost with it others take over, without another time-out for a relay."""
+def test_server_that_answered_and_hangs_is_not_relayed_at_first() -> None:
+    """RY3: other servers take over its logs without another time-out for a relay."""
     routes = routes_from(OWNER, ENTRY)
     silence = ServerUnreachable("has not said within 2.5 s that it listens")
     assert not routes.on_error(OWNER, silence)
@@ -63,7 +65,7 @@ def test_server_that_has_answered_and_hangs_is_not_relayed_at_first() -> None:
 
 
 def test_direct_call_that_succeeds_ends_the_relay() -> None:
-    """RY3: `unreachable` are tried from time to time."""
+    """RY3: the client tries `unreachable` servers from time to time."""
     routes = routes_from(ENTRY)
     routes.on_error(OWNER, UNRESOLVED)
     routes.on_answered(OWNER)
@@ -71,8 +73,8 @@ def test_direct_call_that_succeeds_ends_the_relay() -> None:
     assert routes.unreachable == ()
 
 
-def test_entry_that_cannot_reach_the_server_either_ends_the_relay() -> None:
-    """RY3: then the owner has failed, and the caller looks for another one."""
+def test_relay_ends_if_the_entry_cannot_reach_the_server() -> None:
+    """RY3: the owner has failed, and the caller looks for another one."""
     routes = routes_from(ENTRY)
     routes.on_error(OWNER, UNRESOLVED)
     assert not routes.on_error(OWNER, ServerUnreachable("no such server", server=OWNER))
@@ -80,8 +82,8 @@ def test_entry_that_cannot_reach_the_server_either_ends_the_relay() -> None:
     assert routes.unreachable == ()
 
 
-def test_entry_that_fails_is_replaced() -> None:
-    """RY3: another server that has answered relays then."""
+def test_failed_entry_is_replaced() -> None:
+    """RY3: another server that has responded becomes the entry."""
     for error in (UNRESOLVED, QuorumTimeout("silence")):
         routes = routes_from(OTHER, ENTRY)
         routes.on_error(OWNER, UNRESOLVED)
@@ -90,8 +92,8 @@ def test_entry_that_fails_is_replaced() -> None:
         assert routes.entry_to(OWNER) == OTHER
 
 
-def test_line_that_broke_changes_no_route() -> None:
-    """RY3: the entry is asked again, and says whether the owner is there."""
+def test_broken_connection_changes_no_route() -> None:
+    """RY3: the entry is asked again and reports whether it reaches the owner."""
     routes = routes_from(ENTRY)
     routes.on_error(OWNER, UNRESOLVED)
     assert not routes.on_error(OWNER, ConnectionLost("broke"))
@@ -99,7 +101,7 @@ def test_line_that_broke_changes_no_route() -> None:
 
 
 def test_silent_server_that_has_answered_before_is_not_relayed() -> None:
-    """RY3: it is slow; one that never answered may be out of reach."""
+    """RY3: it is slow, while a server that never responded may be unreachable."""
     routes = routes_from(OWNER, ENTRY)
     assert not routes.on_error(OWNER, QuorumTimeout("silence"))
     assert routes.entry_to(OWNER) == ""
@@ -107,8 +109,8 @@ def test_silent_server_that_has_answered_before_is_not_relayed() -> None:
     assert routes.entry_to("10.1.2.3:7400") == ENTRY
 
 
-def test_memory_of_servers_is_bounded() -> None:
-    """RY3: addresses that servers name are theirs to choose."""
+def test_number_of_remembered_servers_is_bounded() -> None:
+    """RY3: servers choose which addresses they name, so the client must bound their number."""
     routes = RelayRoutes()
     for number in range(1000):
         routes.on_answered(f"a-{number}:1")

@@ -1,4 +1,4 @@
-"""A client learns in time who else can be asked, and says so when there is nobody."""
+"""A client learns of other servers in time, and reports clearly when none responds."""
 
 import asyncio
 from pathlib import Path
@@ -17,8 +17,8 @@ from tests.support.certificates import Authority
 from tests.unit.api.client.conftest import LOOPBACK, Site
 
 
-async def test_the_others_are_asked_for_again_soon_if_that_failed(site: Site) -> None:
-    """The one server that it was given died before it had named the others, and nobody was found."""
+async def test_failed_server_list_is_soon_asked_for_again(site: Site) -> None:
+    """Otherwise no server is left if the only configured one stops before it names others."""
     await site.start("b")
     site.cores["a"].failures["list_servers"].append(InvalidRequest("not now"))
     client = site.client("a")
@@ -30,7 +30,7 @@ async def test_the_others_are_asked_for_again_soon_if_that_failed(site: Site) ->
     assert (await log.append(b"x")).first_offset == 0
 
 
-async def test_a_client_that_nobody_ever_answered_says_what_to_do() -> None:
+async def test_client_that_got_no_response_raises_with_advice() -> None:
     client = connect("log://127.0.0.1:1", LogClientConfig(connect_s=0.1, timeout_s=3600))
     with pytest.raises(ServerUnreachable, match="no log server answers") as found:
         await client.open("orders")
@@ -39,7 +39,7 @@ async def test_a_client_that_nobody_ever_answered_says_what_to_do() -> None:
     assert found.value.outcome is Outcome.NOT_APPLIED
 
 
-async def test_refused_connection_is_described_without_words_of_grpc() -> None:
+async def test_refused_connection_error_has_no_grpc_terms() -> None:
     with pytest.raises(ServerUnreachable) as found:
         await connect("log://127.0.0.1:1").__aenter__()
     where, _, why = found.value.message.partition(": ")
@@ -48,15 +48,15 @@ async def test_refused_connection_is_described_without_words_of_grpc() -> None:
     assert found.value.next_step.startswith("check host and port")
 
 
-def test_unknown_host_name_is_described_without_words_of_grpc() -> None:
+def test_unknown_host_name_error_has_no_grpc_terms() -> None:
     words = "errors resolving a.invalid:7400: [field:hostname lookup error:Domain name not found]"
     found = OwnerCache(["a.invalid:7400"]).nobody_answers(ServerUnreachable(words))
     assert found.message.endswith("at a.invalid:7400: the host name cannot be resolved")
     assert found.next_step.startswith("check the host name")
 
 
-async def test_entering_a_client_asks_its_servers(site: Site, tmp_path: Path) -> None:
-    """One of them is enough; if none can be reached it is said at once why, or after `wait_s`."""
+async def test_entering_a_client_needs_one_reachable_server(site: Site, tmp_path: Path) -> None:
+    """If no server is reachable, the error says why, at once or after `wait_s`."""
     authority = Authority.make(tmp_path)
     files = authority.issue("server", "IP:127.0.0.1")
     config = GrpcConfig(LOOPBACK, tls=TlsFiles(files.certificate, files.key))
@@ -83,10 +83,10 @@ async def test_entering_a_client_asks_its_servers(site: Site, tmp_path: Path) ->
         await tls.close(0)
 
 
-async def test_a_server_that_is_gone_for_a_while_is_waited_for(
+async def test_client_waits_for_a_server_that_answered_before(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only who has never been answered gives up early."""
+    """Only a client that never got a response gives up early."""
     failures: list[RollbookError] = []
     on_error = OwnerCache.on_error
 
@@ -106,7 +106,7 @@ async def test_a_server_that_is_gone_for_a_while_is_waited_for(
     assert await asking == 0
 
 
-def test_who_is_gone_is_asked_no_more_unless_he_was_given() -> None:
+def test_only_configured_servers_stay_in_the_list_when_gone() -> None:
     owners = OwnerCache(["a:1", "b:1"])
     owners.meet_all(["b:1", "c:1", "d:1"])
     assert owners.servers == ("a:1", "b:1", "c:1", "d:1")

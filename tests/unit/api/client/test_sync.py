@@ -1,4 +1,4 @@
-"""The same client without an event loop: against a server on a loop of its own."""
+"""The synchronous client, against a server with an event loop of its own."""
 
 import subprocess
 import sys
@@ -59,7 +59,7 @@ def client(url: str) -> Iterator[SyncClient]:
         yield found
 
 
-def test_the_example_of_the_package(client: SyncClient) -> None:
+def test_sync_client_appends_reads_and_lists(client: SyncClient) -> None:
     log = client.open("orders", create=True)
     assert log.append(b"first").first_offset == 0
     with log.writer() as writer:
@@ -71,7 +71,7 @@ def test_the_example_of_the_package(client: SyncClient) -> None:
     assert [str(name) for name in client.logs()] == ["default/orders"]
 
 
-def test_submits_of_many_threads_are_each_acked_once(client: SyncClient) -> None:
+def test_submits_of_many_threads_get_distinct_offsets(client: SyncClient) -> None:
     log = client.open("orders", create=True)
     offsets: list[int] = []
     with log.writer() as writer:
@@ -88,7 +88,7 @@ def test_submits_of_many_threads_are_each_acked_once(client: SyncClient) -> None
     assert sorted(offsets) == list(range(8000))
 
 
-def test_a_callback_is_called_once(client: SyncClient) -> None:
+def test_done_callbacks_are_called_once_each(client: SyncClient) -> None:
     log = client.open("orders", create=True)
     called: list[int] = []
     with log.writer() as writer:
@@ -99,7 +99,7 @@ def test_a_callback_is_called_once(client: SyncClient) -> None:
     assert called == [0, 0]
 
 
-def test_a_full_window_blocks_or_refuses(
+def test_full_window_blocks_submit_and_refuses_try_submit(
     core: FakeCore, url: str, server_thread: LoopThread
 ) -> None:
     config = rollbook.LogClientConfig(batch_bytes_max=1024, window_bytes=4096)
@@ -144,14 +144,16 @@ def test_a_tail_closed_by_another_thread_ends(client: SyncClient) -> None:
         with ThreadPoolExecutor(1) as threads, log.tail() as tail:
             waits = threads.submit(wait, tail)
             with suppress(TimeoutError):
-                waits.exception(0.05)  # It waits by now; it is the same if it does not.
+                waits.exception(
+                    0.05
+                )  # The thread probably waits now; the result is the same if not.
             tail.close()
             assert tail.is_over
             assert waits.result(30) is None
         assert tail.poll() is None
 
 
-def test_a_loop_ends_that_closes_its_tail(client: SyncClient) -> None:
+def test_loop_that_closes_its_tail_ends(client: SyncClient) -> None:
     log = client.open("orders", create=True)
     log.append_many([b"a", b"b", b"c"])
     seen = []
@@ -162,7 +164,7 @@ def test_a_loop_ends_that_closes_its_tail(client: SyncClient) -> None:
     assert seen == [b"a"]
 
 
-def test_leaving_an_iteration_hangs_up(client: SyncClient, core: FakeCore) -> None:
+def test_leaving_an_iteration_closes_its_stream(client: SyncClient, core: FakeCore) -> None:
     log = client.open("orders", create=True)
     log.append(b"a")
     for event in log.events("earliest"):
@@ -177,7 +179,7 @@ def test_leaving_an_iteration_hangs_up(client: SyncClient, core: FakeCore) -> No
     assert not core.readers
 
 
-def test_errors_are_those_of_the_service(client: SyncClient) -> None:
+def test_sync_client_raises_the_errors_of_the_service(client: SyncClient) -> None:
     with pytest.raises(NoSuchLog):
         client.open("nowhere")
     log = client.open("orders", create=True)
@@ -188,8 +190,8 @@ def test_errors_are_those_of_the_service(client: SyncClient) -> None:
         with pytest.raises(EntryTooLarge):
             writer.submit(bytes(2 << 20))
         with raises_message(InvalidRequest):
-            writer.submit("text")  # type: ignore[arg-type]  # As who knows no types does it.
-        assert writer.submit(bytearray(b"ok")).result(30) == 0  # type: ignore[arg-type]  # Taken.
+            writer.submit("text")  # type: ignore[arg-type]  # An untyped program may.
+        assert writer.submit(bytearray(b"ok")).result(30) == 0  # type: ignore[arg-type]  # Accepted.
     cursor = log.cursor("c")
     assert cursor.mark(0, b"blob").blob == b"blob"
     assert cursor.get().is_protected
@@ -199,8 +201,8 @@ def test_errors_are_those_of_the_service(client: SyncClient) -> None:
         log.append(b"late")
 
 
-def test_clients_come_and_go_on_one_loop(url: str) -> None:
-    """gRPC's poller complains, at any time later, of a loop that it has seen and that was closed."""
+def test_sync_clients_share_one_loop_thread(url: str) -> None:
+    """gRPC's poller logs errors about closed event loops that it has used."""
     for _ in range(3):
         with rollbook.connect(url) as one, rollbook.connect(url) as other:
             assert one.limits() == other.limits()
@@ -210,10 +212,10 @@ def test_clients_come_and_go_on_one_loop(url: str) -> None:
     assert len(clients) == 1
 
 
-def test_a_callback_that_fails_is_told_and_nothing_else_is(
+def test_failing_callbacks_are_logged_and_break_no_append(
     client: SyncClient, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It took the line along, and every later append of the client, to all logs, with it."""
+    """A failure in a callback must not end the stream that all appends of the client share."""
     log, other = client.open("orders", create=True), client.open("payments", create=True)
 
     def fail(_: object) -> None:
@@ -238,7 +240,7 @@ _NUMBERS = ({"epoch": -1}, {"epoch": 2**64}, {"epoch": 1.5}, {"epoch": "1"}, {"e
 
 
 @pytest.mark.parametrize("numbers", _NUMBERS, ids=str)
-def test_a_number_that_is_none_is_its_callers_business_alone(
+def test_invalid_number_fails_only_its_own_call(
     client: SyncClient, numbers: dict[str, Any]
 ) -> None:
     log = client.open("orders", create=True)
@@ -261,7 +263,7 @@ def test_a_number_that_is_none_is_its_callers_business_alone(
         lambda client, log: log.read(1.5).__next__(),
     ],
 )
-def test_what_no_message_holds_is_refused_before_it_is_sent(
+def test_invalid_arguments_are_refused(
     client: SyncClient, ask: Callable[[SyncClient, SyncLog], object]
 ) -> None:
     log = client.open("orders", create=True)
@@ -270,7 +272,7 @@ def test_what_no_message_holds_is_refused_before_it_is_sent(
     assert log.append(b"y").first_offset == 0
 
 
-def test_a_client_that_is_closed_reads_and_writes_no_more(url: str) -> None:
+def test_closed_client_refuses_reads_and_writes(url: str) -> None:
     with rollbook.connect(url, PATIENT) as client:
         log = client.open("orders", create=True)
         log.append(b"x")
@@ -326,8 +328,8 @@ print(status, log.append(b"after").first_offset)
 """
 
 
-def test_a_process_that_was_forked_from_a_client_is_told_so(url: str) -> None:
-    """gRPC would hang there, or end it."""
+def test_client_is_refused_in_a_forked_process(url: str) -> None:
+    """gRPC would hang or end the forked process."""
     found = subprocess.run(
         [sys.executable, "-c", _FORK, url], capture_output=True, text=True, timeout=60, check=True
     )

@@ -1,4 +1,4 @@
-"""The tails of many logs, as a client merges them from all servers."""
+"""The client merges the tails of many logs from all servers."""
 
 import asyncio
 from collections.abc import Callable
@@ -32,7 +32,7 @@ async def two_servers(site: Site) -> None:
     site.cluster.make("other/log")
 
 
-async def test_all_servers_are_asked_whichever_is_named(site: Site) -> None:
+async def test_tails_of_all_servers_are_merged(site: Site) -> None:
     await two_servers(site)
     client = site.client("b")
     async with client.tails(prefix="ns/") as watch:
@@ -53,10 +53,10 @@ async def test_all_servers_are_asked_whichever_is_named(site: Site) -> None:
     async with client.tails(["ns/two", "ns/none"]) as watch:
         assert set(await watch.ready()) == {TWO}
     async with client.tails() as watch:
-        assert len(await watch.ready()) == 2  # With other/log.
+        assert len(await watch.ready()) == 2  # `ns/two` and `other/log`.
 
 
-async def test_a_stream_that_breaks_begins_again_and_what_was_known_stays(site: Site) -> None:
+async def test_broken_stream_is_restarted_and_known_tails_stay(site: Site) -> None:
     await two_servers(site)
     async with site.client("a").tails(prefix="ns/") as watch:
         await watch.ready()
@@ -76,7 +76,7 @@ async def test_a_stream_that_breaks_begins_again_and_what_was_known_stays(site: 
         assert watch.unreached == {}
 
 
-async def test_a_server_that_comes_is_listened_to(site: Site) -> None:
+async def test_new_server_is_watched_too(site: Site) -> None:
     site.cluster.make("ns/one")
     async with site.client("a").tails(prefix="ns/") as watch:
         assert set(await watch.ready()) == {ONE}
@@ -95,7 +95,7 @@ async def test_permanent_error_ends_the_watch(site: Site) -> None:
             await watch.next()
 
 
-async def test_it_ends_with_its_client_and_when_it_is_closed(site: Site) -> None:
+async def test_watch_ends_when_it_or_its_client_is_closed(site: Site) -> None:
     client = site.client("a")
     first, second = client.tails(), client.tails()
     await second.ready()
@@ -109,7 +109,7 @@ async def test_it_ends_with_its_client_and_when_it_is_closed(site: Site) -> None
         client.tails()
 
 
-async def test_names_are_checked_before_anything_is_sent(site: Site) -> None:
+async def test_invalid_log_names_and_prefixes_are_refused(site: Site) -> None:
     client = site.client("a")
     for wrong in ("NS/", "/x", "ns/a b"):
         with pytest.raises(InvalidRequest):

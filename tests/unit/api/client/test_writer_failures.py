@@ -1,4 +1,4 @@
-"""Whatever breaks, a writer's records are appended in order and once, or it says what it knows."""
+"""After any failure, records are appended once and in order, or their outcome is reported."""
 
 import asyncio
 import socket
@@ -58,13 +58,13 @@ def values_of(site: Site, name: str) -> list[bytes]:
     return [value for block in log.blocks for value in Block(block).values()]
 
 
-async def test_an_owner_is_found_by_its_hint(site: Site) -> None:
+async def test_client_follows_owner_hints(site: Site) -> None:
     await site.start("b")
     site.cluster.make("orders").owner = site.cluster.addresses["b"]
     log = await site.client("a").open("orders")
     site.cluster.logs[log.name].owner = site.cluster.addresses["a"]
     site.cluster.logs[log.name].owner_epoch = OwnerEpoch(2)
-    assert (await log.append(b"x")).first_offset == 0  # What it knew was stale.
+    assert (await log.append(b"x")).first_offset == 0  # The cached owner was stale.
     async with log.writer() as writer:
         assert await writer.submit(b"y") == 1
         site.cluster.logs[log.name].owner = site.cluster.addresses["b"]
@@ -75,7 +75,7 @@ async def test_an_owner_is_found_by_its_hint(site: Site) -> None:
     assert site.cores["b"].asked[-1].log == log.name
 
 
-async def test_one_address_is_enough_to_find_the_others(site: Site) -> None:
+async def test_one_address_is_enough_to_find_other_servers(site: Site) -> None:
     await site.start("b")
     log = await site.client("a").open("orders", create=True)
     async with log.writer() as writer:
@@ -85,8 +85,8 @@ async def test_one_address_is_enough_to_find_the_others(site: Site) -> None:
     assert await log.tail_offset() == 2
 
 
-async def test_a_line_that_broke_while_nobody_used_it(site: Site) -> None:
-    """A writer that had been idle submitted to it, and waited for the end of an attempt."""
+async def test_stream_that_broke_while_idle_is_replaced(site: Site) -> None:
+    """Otherwise an idle writer would submit to the broken stream and wait for a time-out."""
     client = site.client("a", attempt_s=3600, timeout_s=7200)
     log = await client.open("orders", create=True)
     address = parse_address(site.cluster.addresses["a"], "it")
@@ -100,12 +100,12 @@ async def test_a_line_that_broke_while_nobody_used_it(site: Site) -> None:
         assert (await log.append(b"z")).first_offset == 2
 
 
-async def test_what_a_crash_leaves_in_doubt_is_appended_once(site: Site) -> None:
+async def test_records_in_doubt_after_a_crash_are_appended_once(site: Site) -> None:
     log = await site.client("a", batch_bytes_max=1024).open("orders", create=True)
     address = parse_address(site.cluster.addresses["a"], "it")
     async with log.writer() as writer:
         assert await writer.submit(b"first") == 0
-        site.cores["a"].holds.add("append_stream")  # Appended, and never acked.
+        site.cores["a"].holds.add("append_stream")  # Records are appended but not acked.
         submissions = [writer.submit(b"%03d" % index + bytes(97)) for index in range(100)]
         await until(lambda: site.cluster.logs[log.name].tail > 1)
         await site.stop("a")
@@ -117,7 +117,7 @@ async def test_what_a_crash_leaves_in_doubt_is_appended_once(site: Site) -> None
     ]
 
 
-async def test_single_appends_survive_a_crash_as_well(site: Site) -> None:
+async def test_single_appends_are_appended_once_despite_a_crash(site: Site) -> None:
     await site.start("b")
     log = await site.client("a", "b").open("orders", create=True)
     site.cores["a"].holds.add("append_stream")
@@ -140,7 +140,7 @@ async def test_single_appends_survive_a_crash_as_well(site: Site) -> None:
     ],
     ids=lambda error: error.code.reason,
 )
-async def test_what_passes_is_tried_again_in_order(site: Site, error: RollbookError) -> None:
+async def test_transient_errors_are_retried_in_order(site: Site, error: RollbookError) -> None:
     log = await site.client("a", batch_bytes_max=1024).open("orders", create=True)
     async with log.writer() as writer:
         assert await writer.submit(b"first") == 0
@@ -150,7 +150,7 @@ async def test_what_passes_is_tried_again_in_order(site: Site, error: RollbookEr
     assert values_of(site, "orders")[1:] == [b"%03d" % index + bytes(97) for index in range(100)]
 
 
-async def test_what_no_message_can_carry_is_refused_and_breaks_nobody_elses_line(
+async def test_oversized_append_does_not_break_the_shared_stream(
     site: Site,
 ) -> None:
     log = await site.client("a").open("orders", create=True)
@@ -160,10 +160,10 @@ async def test_what_no_message_can_carry_is_refused_and_breaks_nobody_elses_line
         await log.append(bytes(9 << 20))
     assert caught.value.outcome is Outcome.NOT_APPLIED
     acks = await asyncio.gather(*others)
-    assert not any(ack.is_duplicate for ack in acks)  # None had to be sent again.
+    assert not any(ack.is_duplicate for ack in acks)  # No append was sent twice.
 
 
-async def test_nothing_is_appended_behind_what_was_refused(site: Site) -> None:
+async def test_nothing_is_appended_after_a_refused_batch(site: Site) -> None:
     log = await site.client("a", batch_bytes_max=1024).open("orders", create=True)
     writer = log.writer()
     await writer.submit(b"first")
@@ -179,7 +179,7 @@ async def test_nothing_is_appended_behind_what_was_refused(site: Site) -> None:
         await writer.ready()
     await writer.close()
     assert values_of(site, "orders") == [b"first"]
-    async with log.writer() as another:  # The log itself takes more.
+    async with log.writer() as another:  # The log itself still takes appends.
         assert await another.submit(b"second") == 1
 
 
@@ -188,7 +188,7 @@ def forget_producers(site: Site) -> None:
         log.producers.clear()
 
 
-async def test_a_forgotten_producer_begins_a_new_epoch(site: Site) -> None:
+async def test_forgotten_producer_begins_a_new_epoch(site: Site) -> None:
     log = await site.client("a", batch_bytes_max=1024).open("orders", create=True)
     values = [b"%03d" % index + bytes(97) for index in range(100)]
     async with log.writer() as writer:
@@ -203,13 +203,13 @@ async def test_a_forgotten_producer_begins_a_new_epoch(site: Site) -> None:
     assert values_of(site, "orders") == [b"first", b"second", *again, *again]
 
 
-async def test_what_a_forgotten_producer_left_in_doubt_is_not_appended_twice(site: Site) -> None:
+async def test_forgotten_producer_does_not_repeat_doubtful_records(site: Site) -> None:
     log = await site.client("a").open("orders", create=True)
     writer = log.writer()
     await writer.submit(b"first")
     await log.append(b"second")
     address = parse_address(site.cluster.addresses["a"], "it")
-    site.cores["a"].holds.add("append_stream")  # Appended, and never acked.
+    site.cores["a"].holds.add("append_stream")  # Records are appended but not acked.
     alone, submission = asyncio.ensure_future(log.append(b"alone")), writer.submit(b"sent")
     await until(lambda: site.cluster.logs[log.name].tail == 4)
     await site.stop("a")
@@ -221,11 +221,11 @@ async def test_what_a_forgotten_producer_left_in_doubt_is_not_appended_twice(sit
         await alone
     assert caught.value.outcome is Outcome.UNKNOWN
     await writer.close()
-    assert (await log.append(b"third")).first_offset == 4  # What comes next is not in doubt.
+    assert (await log.append(b"third")).first_offset == 4  # Later appends are not in doubt.
     assert sorted(values_of(site, "orders")[2:4]) == [b"alone", b"sent"]
 
 
-async def test_a_refusal_after_a_doubt_is_no_certainty(site: Site) -> None:
+async def test_refusal_after_a_doubt_keeps_the_outcome_unknown(site: Site) -> None:
     log = await site.client("a", batch_bytes_max=1024).open("orders", create=True)
     writer = log.writer()
     site.cores["a"].failures["append_stream"].extend([OwnerLost(), StaleEpoch(current_epoch=9)])
@@ -242,24 +242,24 @@ async def test_a_refusal_after_a_doubt_is_no_certainty(site: Site) -> None:
 
 
 @pytest.mark.parametrize("mode", list(words.AcquireMode))
-async def test_who_lost_the_answer_is_granted_the_epoch_that_he_has(
+async def test_retry_after_a_lost_grant_gets_the_same_epoch(
     site: Site, mode: words.AcquireMode
 ) -> None:
-    """The holder was refused because of itself, waited for itself, or was given another epoch."""
+    """The holder must not be refused, wait or get a new epoch because of its own grant."""
     log = await site.client("a").open("wal", create=True)
     core = site.cores["a"]
     grants: list[words.WriterGrant] = []
 
-    async def grant_unheard(request: words.AcquireWriter, due: float) -> words.WriterGrant:
+    async def lose_first_grant(request: words.AcquireWriter, due: float) -> words.WriterGrant:
         grants.append(await FakeCore.acquire_writer(core, request, due))
         if len(grants) == 1:
             raise ConnectionLost
         return grants[-1]
 
-    core.acquire_writer = grant_unheard  # type: ignore[method-assign]  # The line breaks behind it.
+    core.acquire_writer = lose_first_grant  # type: ignore[method-assign]  # Loses one.
     granted = await log.acquire_writer("me", mode)
     assert [granted] * 2 == grants
-    with pytest.raises(WriterHeld):  # Another call is somebody else's.
+    with pytest.raises(WriterHeld):  # A call without its attempt is another holder's.
         await log.acquire_writer("me")
     again = await log.acquire_writer("me", "steal", attempt="mine")
     assert again.writer_epoch == granted.writer_epoch + 1
@@ -272,10 +272,10 @@ async def test_who_lost_the_answer_is_granted_the_epoch_that_he_has(
     assert (held.value.ids["holder"], held.value.outcome) == ("me", Outcome.UNKNOWN)
 
 
-async def test_deadlines_fire_and_say_what_is_known(site: Site) -> None:
+async def test_deadline_errors_have_the_known_outcome(site: Site) -> None:
     client = site.client("a", batch_bytes_max=1024)
     log = await client.open("orders", create=True)
-    await log.append(b"first")  # The line stands: what is submitted leaves, however late.
+    await log.append(b"first")  # The connection exists, so submitted records are sent.
     site.cores["a"].holds.add("append_stream")
     with hurried(client, timeout_s=1, attempt_s=0.2):
         writer = log.writer()
@@ -283,16 +283,16 @@ async def test_deadlines_fire_and_say_what_is_known(site: Site) -> None:
         async with asyncio.timeout(PATIENCE_S):
             found = await outcomes(submissions)
     assert found[0] is Outcome.UNKNOWN
-    assert found[-1] is Outcome.NOT_APPLIED  # It never left.
+    assert found[-1] is Outcome.NOT_APPLIED  # The last record was never sent.
     with pytest.raises(QuorumTimeout, match="not acked within") as flushed:
         await writer.flush()
-    assert flushed.value.outcome is Outcome.UNKNOWN  # Of all of it: some may be in the log.
+    assert flushed.value.outcome is Outcome.UNKNOWN  # Some of the records may be in the log.
     with pytest.raises(QuorumTimeout) as refused:
         writer.submit(b"behind the end")
     assert refused.value.outcome is Outcome.NOT_APPLIED
     before, known = site.cluster.logs[log.name].tail, Outcome.NOT_APPLIED
     async with asyncio.timeout(PATIENCE_S):
-        while known is Outcome.NOT_APPLIED:  # On a busy machine it may not leave in time.
+        while known is Outcome.NOT_APPLIED:  # A busy machine may not send it in time.
             assert site.cluster.logs[log.name].tail == before
             with pytest.raises(QuorumTimeout) as caught:
                 await log.append(b"x", timeout_s=0.5)
@@ -300,7 +300,7 @@ async def test_deadlines_fire_and_say_what_is_known(site: Site) -> None:
     assert known is Outcome.UNKNOWN
 
 
-async def test_a_server_that_cannot_be_reached_is_no_doubt(site: Site) -> None:
+async def test_unreachable_server_leaves_no_doubt(site: Site) -> None:
     client = site.client("a")
     log = await client.open("orders", create=True)
     await site.stop("a")
@@ -316,8 +316,8 @@ async def test_a_server_that_cannot_be_reached_is_no_doubt(site: Site) -> None:
         assert single.value.outcome is Outcome.NOT_APPLIED
 
 
-async def test_what_waits_for_a_connection_was_not_sent(site: Site) -> None:
-    """Somebody accepts, and says nothing."""
+async def test_append_waiting_for_a_connection_is_not_applied(site: Site) -> None:
+    """A socket accepts the connection and never responds."""
     client = site.client("a")
     log = await client.open("orders", create=True)
     address = site.doors["a"].address
@@ -333,9 +333,7 @@ async def test_what_waits_for_a_connection_was_not_sent(site: Site) -> None:
 
 
 @pytest.mark.parametrize("attempt_s", [0.3, PATIENCE_S])
-async def test_what_a_writer_sends_to_somebody_who_says_nothing_was_not_sent(
-    site: Site, attempt_s: float
-) -> None:
+async def test_submit_to_a_silent_server_is_not_applied(site: Site, attempt_s: float) -> None:
     client = site.client("a")
     log = await client.open("orders", create=True)
     address = site.doors["a"].address
@@ -373,7 +371,7 @@ async def test_cancelling_a_wait_cancels_no_record(site: Site) -> None:
         assert await submission == 0
 
 
-async def test_closing_the_client_leaves_nobody_waiting(site: Site) -> None:
+async def test_closing_the_client_ends_all_waits(site: Site) -> None:
     client = site.client("a")
     log = await client.open("orders", create=True)
     site.cores["a"].holds.update(("append_stream", "get_tail"))
@@ -395,7 +393,7 @@ async def test_closing_the_client_leaves_nobody_waiting(site: Site) -> None:
         await log.state()
 
 
-async def test_a_record_that_is_none_is_refused_alone(site: Site) -> None:
+async def test_invalid_record_is_refused_alone(site: Site) -> None:
     log = await site.client("a").open("orders", create=True)
     async with log.writer() as writer:
         before = writer.submit(b"before")
@@ -413,7 +411,7 @@ async def test_a_record_that_is_none_is_refused_alone(site: Site) -> None:
     assert values_of(site, "orders") == [b"before", b"after"]
 
 
-async def test_headers_are_those_that_were_submitted(site: Site) -> None:
+async def test_changing_headers_after_submit_has_no_effect(site: Site) -> None:
     log = await site.client("a").open("orders", create=True)
     headers = {"good": b"v"}
     submission = log.writer().submit(b"x", headers=headers)
@@ -422,7 +420,7 @@ async def test_headers_are_those_that_were_submitted(site: Site) -> None:
     assert [record.headers async for record in log.read()] == [{"good": b"v"}]
 
 
-async def test_a_batch_that_cannot_be_packed_ends_its_writer_and_nobody_waits(
+async def test_failure_to_pack_a_batch_ends_its_writer(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
@@ -436,7 +434,7 @@ async def test_a_batch_that_cannot_be_packed_ends_its_writer_and_nobody_waits(
         await writer.flush()
 
 
-async def test_a_callback_that_fails_is_the_loops_business(site: Site) -> None:
+async def test_failing_callback_is_reported_to_the_event_loop(site: Site) -> None:
     def fail(_: object) -> None:
         raise KeyError
 
@@ -451,8 +449,8 @@ async def test_a_callback_that_fails_is_the_loops_business(site: Site) -> None:
     assert told == [KeyError]
 
 
-async def test_nonsense_of_a_server_is_a_broken_line(site: Site) -> None:
-    """A client outlives a server that tells results out of order, or no results at all."""
+async def test_invalid_results_of_a_server_are_retried(site: Site) -> None:
+    """The server sends results out of order."""
     log = await site.client("a", batch_bytes_max=1024).open("orders", create=True)
     stream_of = site.cores["a"].open_append_stream
     mangled = 0
@@ -469,7 +467,7 @@ async def test_nonsense_of_a_server_is_a_broken_line(site: Site) -> None:
                 return found[::-1]
             return found
 
-        stream.results = reversed_results  # type: ignore[method-assign]  # It lies.
+        stream.results = reversed_results  # type: ignore[method-assign]  # Reverses results.
         return stream
 
     site.cores["a"].open_append_stream = open_append_stream  # type: ignore[method-assign]  # A stand-in.

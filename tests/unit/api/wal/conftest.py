@@ -1,4 +1,4 @@
-"""Replicas on one set of logs in memory, and the counter that they keep."""
+"""Replicas of a counter that share one set of logs in memory."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ __all__ = ["Counter", "replica", "site", "the_log"]
 
 
 class Counter:
-    """Adds up; `all` has each command, in order."""
+    """Sums its commands; `all` has each command, in order."""
 
     def __init__(self) -> None:
         self.total = 0
@@ -32,7 +32,7 @@ class Counter:
 
 
 def replica(site: Site, counter: Counter, holder: str, **settings: Any) -> StateMachine:
-    """With a client of its own, the newest of the site's."""
+    """A replica with a client of its own, which becomes the last of `site.clients`."""
     return StateMachine(site.client("a"), "counter", counter, holder=holder, **settings)
 
 

@@ -1,6 +1,6 @@
-"""Leaders depose one another under load, and don't know it for a while; what clients get has an order.
+"""Leaders depose one another under load, and the clients' history stays linearizable.
 
-With a planted bug it has none: so the checker, and this, can fail.
+With a planted bug it does not, which shows that the checker can fail.
 """
 
 import asyncio
@@ -25,9 +25,9 @@ from tests.unit.api.wal.conftest import the_log
 
 REPLICAS = ("a", "b", "c")
 CLIENTS = 4
-OPS = 60  # Of each client.
+OPS = 60  # The number of operations of each client.
 KEYS = 3
-ROUNDS_MAX = 40  # In which a planted bug has to show; the rarest does in two of five.
+ROUNDS_MAX = 40  # A planted bug must show within these; the rarest shows in 2 of 5 rounds.
 
 
 class World:
@@ -67,7 +67,7 @@ class World:
             for task in campaigns:
                 task.cancel()
             for task in campaigns:
-                with suppress(asyncio.CancelledError):  # Anything else is a flaw.
+                with suppress(asyncio.CancelledError):  # Any other exception fails the test.
                     await task
             for name in REPLICAS:
                 for key in range(KEYS):
@@ -81,14 +81,14 @@ class World:
                 async with self.machines[name].lead("steal") as term:
                     self._terms[name] = term
                     await term.over()
-            except RollbookError as error:  # Too many lines broke.
+            except RollbookError as error:  # Too many connections broke.
                 if not is_passing(error):
                     raise
                 await asyncio.sleep(0.01)
                 self._turns[name].set()
 
     async def _break_lines(self) -> None:
-        """Answers on their way are lost with them."""
+        """Restarts the server repeatedly, so that responses in flight are lost."""
         address = self._site.doors["a"].address
         while not self._is_over:
             await self._until_done(len(self.history) + self._chance.randrange(10, 40))
@@ -96,7 +96,7 @@ class World:
             await self._site.start("a", address)
 
     async def _until_done(self, count: int) -> None:
-        """A fixed amount of work, however long it takes on this machine."""
+        """Waits for an amount of work, so that slow machines test as much as fast ones."""
         while len(self.history) < count and not self._is_over:
             await asyncio.sleep(0.01)
 
@@ -135,7 +135,7 @@ class World:
             raise RollbookErrorNotApplied
         command = {"do": op.do, "key": op.key, "value": op.value}
         _, found = await term.propose(json.dumps(command).encode())
-        return found  # type: ignore[no-any-return]  # The store's.
+        return found  # type: ignore[no-any-return]  # The store returns a string or None.
 
 
 class RollbookErrorNotApplied(RollbookError):
@@ -143,7 +143,7 @@ class RollbookErrorNotApplied(RollbookError):
 
 
 def hasty(machines: dict[str, StateMachine]) -> None:
-    """Standbys have a command in their state when it is proposed."""
+    """Plants a bug: standbys apply a command as soon as it is proposed."""
     propose, apply = Term.propose, StateMachine._apply
     done: dict[tuple[int, bytes], Any] = {}
 
@@ -178,10 +178,12 @@ async def test_history_of_the_state_machine_is_linearizable(site: Site, seed: in
 
 
 @pytest.mark.parametrize("bug", ["early", "eager", "hasty", "leader", "everybody"])
-async def test_a_planted_bug_shows(site: Site, bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Answers before they are confirmed; a state with what is not confirmed, of leaders and of
-    standbys; reads without a barrier, of leaders and of everybody."""
-    monkeypatch.setattr(Term, "propose", Term.propose)  # To be put back.
+async def test_checker_finds_planted_bug(
+    site: Site, bug: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bugs, in order: results before they are confirmed; unconfirmed commands in the state of
+    leaders or of standbys; reads without a barrier from leaders or from every replica."""
+    monkeypatch.setattr(Term, "propose", Term.propose)  # So that monkeypatch restores it.
     monkeypatch.setattr(StateMachine, "_apply", StateMachine._apply)
     if bug in flawed_node.FLAWS:
         flawed_node.FLAWS[bug]()

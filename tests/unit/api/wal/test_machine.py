@@ -1,4 +1,4 @@
-"""A state that a log keeps alike on several machines."""
+"""Replicas of one state that follow one log."""
 
 import asyncio
 from collections.abc import Callable
@@ -43,7 +43,7 @@ async def until(fact: Callable[[], object]) -> None:
 
 
 async def proposed(site: Site, term: Term, *commands: bytes) -> list["asyncio.Task[int]"]:
-    """On their way, and with the log; nobody has heard of it if answers are held."""
+    """Proposes the commands and waits until the log has them; results may still be held."""
     tail = the_log(site).tail
     tasks = [asyncio.create_task(term.propose(each)) for each in commands]
     await until(lambda: the_log(site).tail == tail + len(commands))
@@ -51,20 +51,20 @@ async def proposed(site: Site, term: Term, *commands: bytes) -> list["asyncio.Ta
 
 
 def steal(site: Site) -> None:
-    """As another one does it: nothing more is placed under the old epoch."""
+    """Fences the writer as another replica would: the old epoch appends nothing more."""
     log = the_log(site)
     log.writer_epoch = WriterEpoch(log.writer_epoch + 1)
     log.holder, log.fence = "thief", log.tail
 
 
 def expire(term: Term) -> None:
-    """The deadline of its oldest proposal has come."""
+    """Lets the deadline of the oldest proposal pass."""
     pipeline = term._writer._writer._pipeline
     pipeline._flight[0].due = 0.0
     pipeline._look()
 
 
-async def test_what_is_proposed_is_told_what_became_of_it(site: Site) -> None:
+async def test_propose_returns_the_result_of_the_command(site: Site) -> None:
     mine, yours = Counter(), Counter()
     async with replica(site, mine, "a") as machine, replica(site, yours, "b") as standby:
         assert the_log(site).config.writer_mode is WriterMode.EXCLUSIVE
@@ -79,8 +79,8 @@ async def test_what_is_proposed_is_told_what_became_of_it(site: Site) -> None:
         assert not await machine.leader()
 
 
-async def test_a_standby_leads_as_soon_as_it_may(site: Site) -> None:
-    """WK3: with all that was acked before in its state."""
+async def test_waiting_standby_leads_after_the_leader_leaves(site: Site) -> None:
+    """WK3: its state includes all commands that were acked before."""
     mine, yours = Counter(), Counter()
     async with replica(site, mine, "a") as machine, replica(site, yours, "b") as standby:
         async with machine.lead() as term:
@@ -98,7 +98,7 @@ async def test_a_standby_leads_as_soon_as_it_may(site: Site) -> None:
             await term.propose(b"4")
 
 
-async def test_a_fenced_leader_steps_down_for_good(site: Site) -> None:
+async def test_fenced_leader_stays_deposed(site: Site) -> None:
     """WK4"""
     mine = Counter()
     async with replica(site, mine, "a") as machine, machine.lead() as term:
@@ -113,8 +113,8 @@ async def test_a_fenced_leader_steps_down_for_good(site: Site) -> None:
         assert (mine.total, the_log(site).tail) == (1, 1)
 
 
-async def test_an_idle_leader_hears_that_it_was_fenced(site: Site) -> None:
-    """WK4: by its lease, which it cannot renew."""
+async def test_idle_leader_notices_its_fencing(site: Site) -> None:
+    """WK4: the leader cannot renew its lease."""
     async with (
         replica(site, Counter(), "a", lease_s=0.05) as machine,
         machine.lead() as term,
@@ -124,7 +124,7 @@ async def test_an_idle_leader_hears_that_it_was_fenced(site: Site) -> None:
         assert term.is_over
 
 
-async def test_a_lease_that_cannot_be_renewed_ends_nothing(site: Site) -> None:
+async def test_failed_lease_renewals_do_not_end_the_term(site: Site) -> None:
     core = site.cores["a"]
     async with (
         replica(site, Counter(), "a", lease_s=0.05) as machine,
@@ -136,8 +136,8 @@ async def test_a_lease_that_cannot_be_renewed_ends_nothing(site: Site) -> None:
         assert await term.propose(b"1") == 1
 
 
-async def test_fenced_in_doubt_it_finds_out(site: Site) -> None:
-    """WK5: of what nobody heard of, some is in the log, and the rest never will be."""
+async def test_fenced_leader_resolves_unknown_proposals(site: Site) -> None:
+    """WK5: some unanswered proposals are in the log, and the rest never will be."""
     core, mine = site.cores["a"], Counter()
     async with replica(site, mine, "a") as machine, machine.lead() as term:
         await term.propose(b"1")
@@ -147,9 +147,9 @@ async def test_fenced_in_doubt_it_finds_out(site: Site) -> None:
         more = [asyncio.create_task(term.propose(b"4"))]
         await asyncio.sleep(0)
         address = site.doors["a"].address
-        await site.stop("a")  # Their answers are lost.
+        await site.stop("a")  # The responses are lost.
         core.release()
-        core.failures["append_stream"].append(the_log(site).stale())  # Whatever they were.
+        core.failures["append_stream"].append(the_log(site).stale())  # The retry is refused.
         await site.start("a", address)
         assert [await asyncio.wait_for(task, PATIENCE_S) for task in tasks] == [3, 6]
         with pytest.raises(StaleEpoch) as refused:
@@ -158,8 +158,8 @@ async def test_fenced_in_doubt_it_finds_out(site: Site) -> None:
         assert mine.all == [b"1", b"2", b"3"]
 
 
-async def test_what_nobody_can_know_is_told_as_unknown(site: Site) -> None:
-    """WK5: of the records only a snapshot is left."""
+async def test_truncated_proposal_has_unknown_outcome(site: Site) -> None:
+    """WK5: the records were truncated, so the leader cannot read them."""
     core, mine = site.cores["a"], Counter()
     async with replica(site, mine, "a") as machine, machine.lead() as term:
         core.holds.add("append_stream")
@@ -177,7 +177,7 @@ async def test_what_nobody_can_know_is_told_as_unknown(site: Site) -> None:
         assert mine.all == []
 
 
-async def test_a_lost_answer_is_found_by_asking_again(site: Site) -> None:
+async def test_propose_succeeds_after_a_lost_response(site: Site) -> None:
     core, mine = site.cores["a"], Counter()
     async with replica(site, mine, "a") as machine, machine.lead() as term:
         core.holds.add("append_stream")
@@ -190,7 +190,7 @@ async def test_a_lost_answer_is_found_by_asking_again(site: Site) -> None:
         assert the_log(site).tail == 1
 
 
-async def test_a_deadline_ends_the_term(site: Site) -> None:
+async def test_proposal_past_its_deadline_ends_the_term(site: Site) -> None:
     core, mine = site.cores["a"], Counter()
     async with replica(site, mine, "a") as machine:
         async with machine.lead() as term:
@@ -203,12 +203,12 @@ async def test_a_deadline_ends_the_term(site: Site) -> None:
             assert isinstance(await term.over(), QuorumTimeout)
             assert mine.all == []
             core.release()
-        await until(lambda: mine.all == [b"2"])  # It follows again.
+        await until(lambda: mine.all == [b"2"])  # The replica follows the log again.
         async with machine.lead() as term:
             assert await term.propose(b"3") == 5
 
 
-async def test_a_sealed_log_ends_the_term(site: Site) -> None:
+async def test_propose_to_a_sealed_log_is_refused(site: Site) -> None:
     async with replica(site, Counter(), "a") as machine, machine.lead() as term:
         await term.propose(b"1")
         the_log(site).is_sealed = True
@@ -216,8 +216,8 @@ async def test_a_sealed_log_ends_the_term(site: Site) -> None:
             await term.propose(b"2")
 
 
-async def test_snapshots_truncate(site: Site) -> None:
-    """WK6: up to the one before the newest; who starts later begins with the newest."""
+async def test_snapshots_truncate_the_log(site: Site) -> None:
+    """WK6: up to the second newest snapshot; a new replica restores the newest."""
     mine, late = Counter(), Counter()
 
     def is_marked_at(offset: int) -> bool:
@@ -239,7 +239,7 @@ async def test_snapshots_truncate(site: Site) -> None:
             assert await standby.read(lambda: late.all) == mine.all
 
 
-async def test_a_replica_that_was_left_behind_restores(site: Site) -> None:
+async def test_replica_behind_the_head_restores_a_snapshot(site: Site) -> None:
     mine, slow = Counter(), Counter()
     machine, standby = replica(site, mine, "a"), replica(site, slow, "b")
     async with machine, standby, machine.lead() as term:
@@ -256,7 +256,7 @@ async def test_a_replica_that_was_left_behind_restores(site: Site) -> None:
         assert slow.restored == 1
 
 
-async def test_of_two_snapshots_at_once_one_counts(site: Site) -> None:
+async def test_one_of_two_concurrent_snapshots_counts(site: Site) -> None:
     """WK6"""
     mine, yours = Counter(), Counter()
     machine, standby = replica(site, mine, "a"), replica(site, yours, "b")
@@ -269,7 +269,7 @@ async def test_of_two_snapshots_at_once_one_counts(site: Site) -> None:
         assert (late.total, late.restored) == (1, 1)
 
 
-async def test_truncated_without_a_snapshot_is_the_end(site: Site) -> None:
+async def test_truncation_without_a_snapshot_fails_the_replica(site: Site) -> None:
     async with replica(site, Counter(), "a") as machine:
         await machine.stop_following()
         log = the_log(site)
@@ -279,7 +279,7 @@ async def test_truncated_without_a_snapshot_is_the_end(site: Site) -> None:
             await machine.barrier()
 
 
-async def test_a_state_that_raises_ends_its_replica(site: Site) -> None:
+async def test_exception_in_apply_ends_the_replica(site: Site) -> None:
     async with replica(site, Counter(), "a") as machine, machine.lead() as term:
         with raises_message(InvalidRequest) as caught:
             await term.propose(b"x")
@@ -301,8 +301,8 @@ async def test_lost_records_end_a_replica(site: Site) -> None:
         assert isinstance(machine.failure, DataLost)
 
 
-async def test_it_has_as_many_copies_as_the_server_gives(site: Site) -> None:
-    """Where there is one bookie, nobody could ever lead with more."""
+async def test_new_log_has_the_servers_default_quorum(site: Site) -> None:
+    """With a larger quorum nobody could lead in a cluster of one bookie."""
     alone = Quorum(ensemble=1, write=1, ack=1)
     site.cluster.default = LogConfig(quorum=alone)
     async with replica(site, Counter(), "a"), replica(site, Counter(), "b"):
@@ -310,13 +310,13 @@ async def test_it_has_as_many_copies_as_the_server_gives(site: Site) -> None:
         assert (config.quorum, config.writer_mode) == (alone, WriterMode.EXCLUSIVE)
 
 
-async def test_a_log_for_everybody_holds_no_commands(site: Site) -> None:
+async def test_log_without_exclusive_writer_is_refused(site: Site) -> None:
     site.cluster.make("counter", LogConfig())
     with raises_message(BadConfig):
         await replica(site, Counter(), "a").__aenter__()
 
 
-async def test_an_exclusive_writer_alone(site: Site) -> None:
+async def test_exclusive_writer_appends_until_it_is_fenced(site: Site) -> None:
     log = await site.client("a").open("plain", create=LogConfig(writer_mode=WriterMode.EXCLUSIVE))
     async with ExclusiveWriter(log, "a") as writer:
         assert (writer.epoch, writer.fence) == (1, 0)
@@ -330,8 +330,8 @@ async def test_an_exclusive_writer_alone(site: Site) -> None:
         ExclusiveWriter(log, "a", lease_s=0)
 
 
-async def test_a_term_that_is_not_waited_for_tells_everybody(site: Site) -> None:
-    """WK4: cancelled on its way out."""
+async def test_cancelled_term_exit_reports_unknown_outcomes(site: Site) -> None:
+    """WK4"""
     core, mine = site.cores["a"], Counter()
     async with replica(site, mine, "a") as machine:
         term = await machine.lead().__aenter__()
@@ -348,7 +348,7 @@ async def test_a_term_that_is_not_waited_for_tells_everybody(site: Site) -> None
         assert isinstance(await term.over(), ClientClosed)
 
 
-async def test_a_machine_leads_once_at_a_time(site: Site) -> None:
+async def test_replica_cannot_lead_twice_at_once(site: Site) -> None:
     async with replica(site, Counter(), "a") as machine:
         async with machine.lead() as term:
             with raises_message(InvalidRequest):
@@ -359,7 +359,7 @@ async def test_a_machine_leads_once_at_a_time(site: Site) -> None:
 
 
 def fail_to_acquire(monkeypatch: pytest.MonkeyPatch, failures: list[RollbookError]) -> None:
-    """The last of them first, until none is left."""
+    """Makes `acquire_writer` raise all failures, the last one first, before it succeeds."""
     acquire = Log.acquire_writer
 
     async def acquire_at_last(*arguments: Any, **more: Any) -> WriterGrant:
@@ -370,11 +370,11 @@ def fail_to_acquire(monkeypatch: pytest.MonkeyPatch, failures: list[RollbookErro
     monkeypatch.setattr(Log, "acquire_writer", acquire_at_last)
 
 
-async def test_who_waits_for_bookies_says_so_once(
+async def test_wait_for_bookies_is_logged_once(
     site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A program hung in `lead()`, and its failure was not reported."""
-    failures: list[RollbookError] = [ConnectionLost(), OwnerChanging()]  # As when any owner goes.
+    """Without this message, a program would wait in `lead()` and not say why."""
+    failures: list[RollbookError] = [ConnectionLost(), OwnerChanging()]  # As when an owner stops.
     failures[:0] = [NotEnoughBookies("2 bookies, and 3 are wanted") for _ in range(3)]
     fail_to_acquire(monkeypatch, failures)
     async with replica(site, Counter(), "a") as machine, machine.lead() as term:
@@ -384,7 +384,7 @@ async def test_who_waits_for_bookies_says_so_once(
     assert told == ["a waits for default/counter: 2 bookies, and 3 are wanted"]
 
 
-async def test_who_waits_through_many_failures_says_so_once(
+async def test_repeated_failures_to_lead_are_logged_once(
     site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     failures: list[RollbookError] = [OwnerChanging("it is opened") for _ in range(4)]
@@ -395,13 +395,13 @@ async def test_who_waits_through_many_failures_says_so_once(
     assert told == ["a waits for default/counter: it is opened"]
 
 
-class Unheard:
-    """Grants the writer epoch, and nobody hears of it as long as `is_lost`."""
+class LostGrants:
+    """Grants the writer epoch, but loses the response while `is_lost`."""
 
     def __init__(self, site: Site) -> None:
         self.core, self.is_lost = site.cores["a"], True
         self.epochs: list[WriterEpoch] = []
-        self.core.acquire_writer = self.acquire_writer  # type: ignore[method-assign]  # The line breaks behind it.
+        self.core.acquire_writer = self.acquire_writer  # type: ignore[method-assign]  # Loses responses.
 
     async def acquire_writer(self, request: AcquireWriter, due: float) -> WriterGrant:
         grant = await FakeCore.acquire_writer(self.core, request, due)
@@ -411,11 +411,11 @@ class Unheard:
         return grant
 
 
-async def test_who_never_heard_that_he_leads_does_not_wait_for_himself(
+async def test_retry_after_a_lost_grant_gets_the_same_epoch(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The client gave up, and asked again as a different holder; a lease without end never ran out."""
-    unheard, failures = Unheard(site), list[RollbookError]()
+    """The retry names the same holder, so the replica does not wait for its own lease."""
+    grants, failures = LostGrants(site), list[RollbookError]()
     acquire = Log.acquire_writer
 
     async def acquire_writer(*arguments: Any, **more: Any) -> WriterGrant:
@@ -431,26 +431,26 @@ async def test_who_never_heard_that_he_leads_does_not_wait_for_himself(
             turn = asyncio.create_task(machine.lead().__aenter__())
             await until(lambda: failures)
         assert failures[0].outcome is Outcome.UNKNOWN
-        unheard.is_lost = False
+        grants.is_lost = False
         term = await asyncio.wait_for(turn, PATIENCE_S)
-        assert (term.epoch, set(unheard.epochs)) == (1, {1})
+        assert (term.epoch, set(grants.epochs)) == (1, {1})
         await term.__aexit__(None, None, None)
 
 
-async def test_who_was_freed_before_he_heard_that_he_leads_waits_on(site: Site) -> None:
-    """An operator released what nobody seemed to use: the replica ended, though the log was free."""
-    unheard = Unheard(site)
+async def test_replica_released_before_its_grant_arrives_leads(site: Site) -> None:
+    """An operator releases the writer while the response to the grant is lost."""
+    grants = LostGrants(site)
     async with replica(site, Counter(), "a") as machine:
         turn = asyncio.create_task(machine.lead().__aenter__())
-        await until(lambda: unheard.epochs)
+        await until(lambda: grants.epochs)
         the_log(site).holder = ""
-        unheard.is_lost = False
+        grants.is_lost = False
         term = await asyncio.wait_for(turn, PATIENCE_S)
         assert (term.epoch, await term.propose(b"1")) == (2, 1)
         await term.__aexit__(None, None, None)
 
 
-async def test_waiting_for_a_turn_can_be_given_up(site: Site) -> None:
+async def test_wait_for_leadership_can_be_cancelled(site: Site) -> None:
     mine, yours = Counter(), Counter()
     machine, standby = replica(site, mine, "a"), replica(site, yours, "b")
     async with machine, standby, machine.lead() as term:
@@ -468,8 +468,8 @@ async def test_waiting_for_a_turn_can_be_given_up(site: Site) -> None:
             assert next_term.epoch == 2
 
 
-async def test_a_refusal_behind_an_attempt_in_doubt_ends_nothing(site: Site) -> None:
-    """A log that is between two owners: the last word is no owner's, and is not to be repeated."""
+async def test_owner_change_after_a_lost_response_is_retried(site: Site) -> None:
+    """While a log changes owners, the last error is not an owner's and ends nothing."""
     core, changing = site.cores["a"], OwnerChanging()
     machine = replica(site, Counter(), "a", lease_s=0.05)
     standby = replica(site, Counter(), "b")
@@ -489,8 +489,8 @@ async def test_a_refusal_behind_an_attempt_in_doubt_ends_nothing(site: Site) -> 
         await next_term.__aexit__(None, None, None)
 
 
-async def test_a_snapshot_is_waited_for(site: Site) -> None:
-    """Its log may be between two owners just now; nobody would ask for one."""
+async def test_snapshot_read_waits_for_an_owner_change(site: Site) -> None:
+    """The log may be changing owners while a replica restores its snapshot."""
     core = site.cores["a"]
     async with replica(site, Counter(), "a") as machine, machine.lead() as term:
         await term.propose(b"7")

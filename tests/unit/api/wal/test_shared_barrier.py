@@ -1,4 +1,4 @@
-"""One question for many readers."""
+"""Concurrent readers share one request for the tail."""
 
 import asyncio
 
@@ -11,7 +11,7 @@ from tests.messages import raises_message
 
 
 class Log:
-    """Answers on command."""
+    """A log whose requests wait until the test completes them."""
 
     def __init__(self) -> None:
         self.asked: list[asyncio.Future[Offset]] = []
@@ -26,8 +26,8 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
-async def test_who_comes_while_one_is_under_way_shares_the_next() -> None:
-    """The answer to a question that was sent before the call could be too old for it."""
+async def test_barrier_during_a_request_waits_for_the_next_request() -> None:
+    """The response to a request that was sent before the call could be too old."""
     log = Log()
     barrier = SharedBarrier(log.ask)
     first = [asyncio.create_task(barrier.tail()) for _ in range(3)]
@@ -44,7 +44,7 @@ async def test_who_comes_while_one_is_under_way_shares_the_next() -> None:
     assert await asyncio.gather(*second) == [7, 7, 7]
 
 
-async def test_a_failure_is_everybodys_and_the_next_question_is_another() -> None:
+async def test_failed_request_fails_only_its_own_waiters() -> None:
     log = Log()
     barrier = SharedBarrier(log.ask)
     asking = [asyncio.create_task(barrier.tail()) for _ in range(2)]
@@ -60,7 +60,7 @@ async def test_a_failure_is_everybodys_and_the_next_question_is_another() -> Non
     assert await late == 1
 
 
-async def test_one_who_gives_up_is_no_loss_to_others() -> None:
+async def test_cancelled_waiter_does_not_affect_others() -> None:
     log = Log()
     barrier = SharedBarrier(log.ask)
     asking = [asyncio.create_task(barrier.tail()) for _ in range(2)]

@@ -1,4 +1,4 @@
-"""The same kit without an event loop."""
+"""State machines and exclusive writers of the synchronous client."""
 
 import pytest
 
@@ -12,7 +12,7 @@ from tests.unit.api.wal.conftest import Counter
 __all__ = ["client", "core", "server_thread", "url"]
 
 
-def test_a_state_machine(client: SyncClient) -> None:
+def test_sync_state_machine_leads_and_is_deposed(client: SyncClient) -> None:
     mine, yours = Counter(), Counter()
     with (
         wal.StateMachine(client, "counter", mine, holder="a") as machine,
@@ -38,7 +38,7 @@ def test_a_state_machine(client: SyncClient) -> None:
         assert (machine.applied, machine.epoch, machine.failure) == (102, 2, None)
 
 
-def test_an_exclusive_writer(client: SyncClient) -> None:
+def test_sync_exclusive_writer_appends_in_order(client: SyncClient) -> None:
     log = client.open("plain", create=LogConfig(writer_mode=WriterMode.EXCLUSIVE))
     with wal.ExclusiveWriter(log, "a") as writer:
         assert (writer.epoch, writer.fence, writer.failure) == (1, 0, None)

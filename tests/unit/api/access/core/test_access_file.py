@@ -30,8 +30,8 @@ def parsed(text: str) -> Principals:
     return parse_principals(tomllib.loads(text)["principals"])
 
 
-def test_the_file() -> None:
-    """G4: a reader of the file has digests, which authenticate nobody."""
+def test_credentials_find_their_principal_in_the_access_file() -> None:
+    """G4: the file holds digests, and a digest does not authenticate."""
     principals = parsed(FILE)
     shown = principals.by_token(TOKEN)
     assert shown is not None
@@ -39,7 +39,7 @@ def test_the_file() -> None:
     assert shown.expires_us == 1_801_353_600_000_000
     assert shown.principal.quotas.streams == 3
     assert principals.by_token(TOKEN[:-1]) is None
-    assert principals.by_token(digest_of(TOKEN)) is None, "who reads the file can show nothing"
+    assert principals.by_token(digest_of(TOKEN)) is None, "a digest is not a token"
     assert principals.by_token("") is None
     assert principals.by_token("\udcff") is None
     found = principals.by_certificate(("nobody", "log-2.example.com"))
@@ -48,7 +48,7 @@ def test_the_file() -> None:
     assert principals.by_certificate(()) is None
 
 
-def test_nothing_shows_the_token() -> None:
+def test_representation_does_not_show_the_token() -> None:
     """G6"""
     assert TOKEN not in repr([*parsed(FILE)])
     assert TOKEN not in repr([*operator_with(TOKEN)])
@@ -86,6 +86,6 @@ def test_invalid_access_file_is_refused(tables: dict[str, Any], why: str) -> Non
         parse_principals(tables)
 
 
-def test_a_time_without_its_zone_is_refused() -> None:
+def test_expiry_without_time_zone_is_refused() -> None:
     with raises_message(BadConfig):
         parsed(FILE.replace("00Z", "00"))

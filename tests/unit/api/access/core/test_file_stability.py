@@ -1,4 +1,4 @@
-"""AF1: a file that says who may come in is not taken half-written."""
+"""AF1: a half-written access file is not taken."""
 
 from dataclasses import replace
 
@@ -22,19 +22,19 @@ HALF = changed(b"[principals.b]\nread = ['*']\n")
 WHOLE = changed(b"[principals.b]\nread = ['*']\ndeny = ['ns/*']\n")
 
 
-def test_half_written_file_is_not_taken_before_the_rest_comes() -> None:
+def test_half_written_file_is_not_taken() -> None:
     """AF1, G3"""
     stability = FileStability(BEFORE)
     assert stability.on_seen(changed(b""), 0, WALL_NS)
     assert stability.on_seen(HALF, 1, WALL_NS)
-    assert stability.on_seen(WHOLE, IN_PLACE_NS, WALL_NS)  # It changed just now.
+    assert stability.on_seen(WHOLE, IN_PLACE_NS, WALL_NS)  # The content changed just now.
     assert stability.in_force == BEFORE
     assert stability.on_seen(WHOLE, 2 * IN_PLACE_NS - 1, WALL_NS)
     assert stability.on_seen(WHOLE, 2 * IN_PLACE_NS, WALL_NS) is None
     assert stability.in_force == WHOLE
 
 
-def test_wait_ends_when_it_says() -> None:
+def test_wait_ends_at_its_reported_time() -> None:
     stability = FileStability(BEFORE)
     wait = stability.on_seen(WHOLE, 7, WALL_NS)
     assert wait is not None
@@ -42,7 +42,7 @@ def test_wait_ends_when_it_says() -> None:
     assert stability.on_seen(WHOLE, wait.again_ns, WALL_NS) is None
 
 
-def test_file_that_says_it_is_complete_is_taken_at_once() -> None:
+def test_file_with_end_mark_is_taken_at_once() -> None:
     """AF1"""
     stability = FileStability(BEFORE)
     complete = changed(WHOLE.data + b"# end\n\n")
@@ -50,7 +50,7 @@ def test_file_that_says_it_is_complete_is_taken_at_once() -> None:
     assert stability.in_force == complete
 
 
-def test_file_that_had_an_end_waits_for_it_however_long() -> None:
+def test_file_that_lost_its_end_mark_is_never_taken() -> None:
     """AF1"""
     stability = FileStability(MARKED)
     for now_ns in (0, IN_PLACE_NS, 100 * IN_PLACE_NS):
@@ -66,23 +66,23 @@ def test_empty_file_is_never_taken() -> None:
     stability = FileStability(BEFORE)
     assert stability.on_seen(changed(b" \n"), 0, WALL_NS)
     assert stability.on_seen(changed(b" \n"), 100 * IN_PLACE_NS, WALL_NS + 100 * IN_PLACE_NS)
-    assert stability.on_seen(changed(b"# end\n"), 0, WALL_NS) is None  # Nobody may come in.
+    assert stability.on_seen(changed(b"# end\n"), 0, WALL_NS) is None  # It admits nobody.
 
 
-def test_file_that_was_moved_here_settles_sooner() -> None:
+def test_file_replaced_by_rename_is_taken_sooner() -> None:
     stability = FileStability(BEFORE)
     moved = changed(WHOLE.data, inode=2)
     assert stability.on_seen(moved, 0, WALL_NS)
     assert stability.on_seen(moved, REPLACED_NS, WALL_NS) is None
 
 
-def test_change_while_nobody_asked_is_taken_at_once() -> None:
-    """What was taken away an hour ago opens nothing now."""
+def test_old_change_is_taken_at_once() -> None:
+    """A right that was removed long ago admits nobody now."""
     stability = FileStability(BEFORE)
     assert stability.on_seen(WHOLE, 0, WALL_NS + IN_PLACE_NS) is None
 
 
-def test_file_that_cannot_be_read_starts_the_wait_again() -> None:
+def test_unreadable_file_restarts_the_wait() -> None:
     stability = FileStability(BEFORE)
     assert stability.on_seen(HALF, 0, WALL_NS)
     assert stability.on_seen(None, 1, WALL_NS)
@@ -95,7 +95,7 @@ def test_same_content_is_no_change() -> None:
     assert stability.on_seen(changed(BEFORE.data), 0, WALL_NS) is None
 
 
-def test_token_is_taken_at_once_and_an_empty_file_never() -> None:
+def test_token_file_is_taken_at_once_unless_empty() -> None:
     """AF1"""
     stability = FileStability(replace(BEFORE, data=b"the-old-token\n"), is_token=True)
     assert stability.on_seen(changed(b""), 0, WALL_NS)

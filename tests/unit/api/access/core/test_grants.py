@@ -32,7 +32,9 @@ WORDS.append(messages.Bind(1, LogName("ns", "log"), True))
         ("*", ["ns/log", "a/b"], []),
     ],
 )
-def test_patterns(pattern: str, matches: list[str], does_not: list[str]) -> None:
+def test_pattern_matches_its_logs_only(
+    pattern: str, matches: list[str], does_not: list[str]
+) -> None:
     grants = Grants(read=(pattern,))
     for log in (*matches, *does_not):
         assert grants.may(Right.READ, log) == (log in matches)
@@ -40,7 +42,7 @@ def test_patterns(pattern: str, matches: list[str], does_not: list[str]) -> None
         assert not grants.may(Right.ADMIN, log)
 
 
-def test_what_is_denied_is_denied() -> None:
+def test_denied_logs_allow_no_right() -> None:
     grants = Grants(("*",), ("*",), ("*",), deny=("ns/secret*",))
     for right in Right:
         assert grants.may(right, "ns/log")
@@ -71,7 +73,7 @@ def test_what_is_denied_is_denied() -> None:
         "n/" + "x" * 256,
     ],
 )
-def test_what_names_no_logs_is_refused(pattern: str) -> None:
+def test_invalid_log_pattern_is_refused(pattern: str) -> None:
     with pytest.raises(BadConfig):
         Grants(read=(pattern,))
 
@@ -104,7 +106,7 @@ OF_ADMINS = {
     "RollLog",
     "TransferLog",
     "DeleteCursor",
-    "CommitCursor",  # The sample protects it.
+    "CommitCursor",  # The sample sets `is_protected`.
 }
 OF_OPERATORS = {"DrainServer", "GetServerStats"}
 OF_ALL = {
@@ -119,8 +121,8 @@ OF_ALL = {
 
 
 @pytest.mark.parametrize("word", WORDS, ids=lambda word: type(word).__name__)
-def test_every_word_and_every_right(word: object) -> None:
-    """G5: a principal without rights may do nothing; each right opens what it should, on its log alone."""
+def test_each_request_needs_its_right(word: object) -> None:
+    """G5: each right allows its own requests, on its logs only; anybody may send `OF_ALL`."""
     name = type(word).__name__
     who = {
         "reader": (Grants(read=(LOG,)), OF_READERS | OF_ANYBODY_THERE),
@@ -135,11 +137,11 @@ def test_every_word_and_every_right(word: object) -> None:
         assert may_ask(grants, word) == (name in opened | OF_ALL), grants
     assert may_ask(EVERYTHING, word)
     known = OF_READERS | OF_APPENDERS | OF_ANYBODY_THERE | OF_ADMINS | OF_OPERATORS | OF_ALL
-    assert name in known, "a new word: say who may ask it"
+    assert name in known, "a new request: say who may send it"
 
 
-def test_tails_are_watched_only_where_something_is_visible() -> None:
-    """G5: also where a prefix would have the server look at more."""
+def test_watched_tails_are_narrowed_to_visible_logs() -> None:
+    """G5: prefixes are narrowed to visible logs, too."""
     log, other = LogName("ns", "log"), LogName("ns", "other")
     asked = messages.WatchTails((log, other), ("", "ns/o", "shop/"))
     for grants, logs, prefixes in (
@@ -161,11 +163,11 @@ def test_tails_are_watched_only_where_something_is_visible() -> None:
     assert narrowed(grants, asked).prefixes == ("", "ns/o", "shop/")
 
 
-def test_a_word_nobody_has_thought_of_is_refused() -> None:
+def test_unknown_request_is_refused() -> None:
     assert not may_ask(EVERYTHING, object())
 
 
-def test_readers_move_cursors_and_admins_protect_them() -> None:
+def test_moving_a_cursor_needs_the_read_right() -> None:
     moved = messages.CommitCursor(
         LogName("ns", "log"), sample(messages.GetCursor).name, Offset(3), is_protected=None
     )
@@ -174,7 +176,7 @@ def test_readers_move_cursors_and_admins_protect_them() -> None:
     assert not is_act(moved)
 
 
-def test_acts() -> None:
+def test_admin_requests_are_acts_except_dry_runs() -> None:
     acts = {type(word).__name__ for word in WORDS if is_act(word)}
     assert acts == (OF_ADMINS | {"AcquireWriter", "DrainServer"}) - {"Truncate"}
     plan = messages.Truncate(LogName("ns", "log"), AtOffset(Offset(3)), dry_run=True)
@@ -183,7 +185,7 @@ def test_acts() -> None:
     assert set(module._ON_ITS_LOG[messages.Truncate]) == {Right.ADMIN}
 
 
-def test_refusal_names_each_right_that_would_do() -> None:
+def test_refusal_names_each_sufficient_right() -> None:
     for word in WORDS:
         refusal = refusal_of("somebody", word)
         rights = rights_for(word)

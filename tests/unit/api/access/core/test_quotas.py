@@ -9,17 +9,17 @@ from tests.messages import raises_message
 S = 1_000_000_000
 
 
-def test_an_unused_second_is_kept_and_no_more() -> None:
+def test_bucket_holds_at_most_one_second_of_rate() -> None:
     rate = TokenBucket(100)
     for _ in range(100):
         assert not rate.wait_ns(50 * S)
         rate.take(1, 50 * S)
-    rate.take(1, 50 * S)  # At the very end of it.
+    rate.take(1, 50 * S)  # An empty bucket still allows one take.
     assert rate.wait_ns(50 * S) == S // 100
     assert not rate.wait_ns(50 * S + S // 100)
 
 
-def test_who_takes_more_than_there_is_waits_it_off() -> None:
+def test_overdraft_is_waited_off() -> None:
     rate = TokenBucket(100)
     rate.take(1100, 0)
     assert rate.wait_ns(0) == 10 * S
@@ -27,8 +27,8 @@ def test_who_takes_more_than_there_is_waits_it_off() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_nobody_gets_more_than_his_rate(seed: int) -> None:
-    """G8: over any time from a start, not more than the rate of it, a second and one take."""
+def test_rate_is_never_exceeded(seed: int) -> None:
+    """G8: any interval admits at most its rate, one more second of rate and one take."""
     chance = random.Random(seed)
     per_s, largest = chance.choice([1, 7, 1000]), chance.choice([1, 10, 5000])
     rate, now_ns = TokenBucket(per_s), chance.randrange(100 * S)
@@ -47,7 +47,7 @@ def test_nobody_gets_more_than_his_rate(seed: int) -> None:
     assert taken
 
 
-def test_a_meter_holds_both() -> None:
+def test_meter_throttles_until_its_debt_is_paid() -> None:
     meter = Meter(10, 1000)
     meter.take(1, 5000, 0)
     with pytest.raises(Throttled) as caught:
@@ -69,6 +69,6 @@ def test_stream_beyond_the_quota_is_throttled() -> None:
         assert account.streams == 1
 
 
-def test_a_quota_of_nothing_is_none() -> None:
+def test_zero_quota_is_refused() -> None:
     with raises_message(BadConfig):
         Quotas(streams=0)

@@ -1,11 +1,11 @@
-"""The longest waiting stream that is here takes next."""
+"""Of the streams that are present, the one that waited longest has the next turn."""
 
 from functools import partial
 
 from rollbook.api.access.core.turn_queue import FairQueue
 
 
-def test_first_come_first_served() -> None:
+def test_fair_queue_is_first_come_first_served() -> None:
     line, woken = FairQueue(), list[str]()
     a, b, c = (line.join(partial(woken.append, name)) for name in "abc")
     assert line.is_first(a)
@@ -17,7 +17,7 @@ def test_first_come_first_served() -> None:
     assert line.is_first(c)
     assert woken == ["c"]
     line.come_back(a)
-    assert line.is_first(a), "who was away has lost nothing by it"
+    assert line.is_first(a), "a stream that returns keeps its position"
     line.leave(a)
     line.leave(c)
     assert line.is_empty

@@ -1,4 +1,4 @@
-"""When a failed append is sent again, and what it is in the end: as tables."""
+"""When a failed append is retried, and its outcome in the end."""
 
 import itertools
 from dataclasses import dataclass
@@ -49,14 +49,14 @@ FORGOTTEN, GAP = ProducerGap(expected=0, got=7), ProducerGap(expected=5, got=7)
         (ConnectionLost(), False, False, AfterError.RETRY),
     ],
 )
-def test_what_follows_an_error(
+def test_each_error_has_its_next_step(
     error: RollbookError, may_be_applied: bool, is_named: bool, expected: AfterError
 ) -> None:
     flight = [Sent(0), Sent(1, may_be_applied=may_be_applied)]
     assert after_error(error, flight, is_named=is_named) is expected
 
 
-def test_only_an_error_that_proves_that_nothing_was_done_leaves_no_doubt() -> None:
+def test_only_a_refusal_leaves_no_doubt() -> None:
     refused, lost = Sent(), Sent()
     note_failure(Overloaded(), [refused])
     note_failure(ConnectionLost(), [lost])
@@ -70,12 +70,12 @@ def test_only_an_error_that_proves_that_nothing_was_done_leaves_no_doubt() -> No
     ("seq", "may_be_applied", "again_s", "expected"),
     [
         (0, True, 129.9, False),
-        (0, True, 130.0, True),  # Half of the log's memory is over.
-        (0, False, 999.0, False),  # It was not appended.
+        (0, True, 130.0, True),  # Half of the log's memory has passed.
+        (0, False, 999.0, False),  # The batch was not appended.
         (1, True, 999.0, False),  # A log that has forgotten the producer refuses it.
     ],
 )
-def test_batch_0_in_doubt_is_repeated_only_while_the_log_remembers_it(
+def test_doubtful_batch_0_is_retried_only_while_the_log_remembers_it(
     seq: int, may_be_applied: bool, again_s: float, expected: bool
 ) -> None:
     assert outlives_memory(Sent(seq, 100.0, may_be_applied), again_s, memory_s=60.0) is expected
@@ -91,7 +91,7 @@ def test_batch_0_in_doubt_is_repeated_only_while_the_log_remembers_it(
         (LogSealed(), True, [True, True], [Outcome.UNKNOWN, Outcome.UNKNOWN]),
     ],
 )
-def test_results_when_a_writer_ends(
+def test_ended_writer_reports_the_outcome_of_each_batch(
     error: RollbookError, is_refusal: bool, doubtful: list[bool], outcomes: list[Outcome]
 ) -> None:
     flight = [Sent(seq, may_be_applied=each) for seq, each in enumerate(doubtful)]
@@ -102,8 +102,8 @@ def test_results_when_a_writer_ends(
     assert outcome_at_end(flight) is expected
 
 
-def test_a_batch_in_doubt_is_never_said_not_to_be_appended() -> None:
-    """Whatever errors come in whatever order."""
+def test_doubtful_batch_is_never_reported_as_not_applied() -> None:
+    """Holds for any errors in any order."""
     errors = (Overloaded(), ConnectionLost(), QuorumTimeout(), LogSealed())
     for series in itertools.product(errors, repeat=3):
         batch = Sent()

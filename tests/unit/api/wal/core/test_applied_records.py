@@ -1,4 +1,4 @@
-"""Which records are in a state, and which one comes next."""
+"""Which records a replica has applied, and which record is next."""
 
 from rollbook.api.wal.core.applied_records import Replica
 from rollbook.logservice.ids import Offset, WriterEpoch
@@ -30,11 +30,11 @@ def test_each_record_is_applied_once_and_in_order() -> None:
 
 
 def test_a_snapshot_may_end_within_a_block() -> None:
-    """WK1: what is in the state is not applied again."""
+    """WK1: records that the snapshot includes are not applied again."""
     assert block(at(5, 1), 3, 9, 1) == 2
 
 
-def test_a_fenced_writer_adds_nothing() -> None:
+def test_block_of_a_fenced_writer_is_refused() -> None:
     """WK2"""
     replica = at(5, 3)
     with raises_message(BadFrame):

@@ -1,4 +1,4 @@
-"""What the mark of a snapshot says."""
+"""The mark that says where a snapshot is stored, and its checksum."""
 
 import json
 from dataclasses import replace
@@ -15,7 +15,7 @@ SNAPSHOT = SnapshotPointer(
 )
 
 
-def test_a_mark_says_where_its_snapshot_is() -> None:
+def test_snapshot_pointer_survives_packing() -> None:
     """WK6"""
     assert SnapshotPointer.unpack(SNAPSHOT.pack()) == SNAPSHOT
     assert json.loads(SNAPSHOT.pack())["first"] == 3
@@ -28,7 +28,7 @@ def test_damaged_snapshot_pointer_is_refused(blob: bytes) -> None:
 
 
 @pytest.mark.parametrize("data", [b"stat", b"statf", b"statee"])
-def test_another_state_is_refused(data: bytes) -> None:
+def test_snapshot_with_wrong_content_is_refused(data: bytes) -> None:
     """WK6"""
     assert SNAPSHOT.check(b"state") == b"state"
     with pytest.raises(DigestMismatch):
@@ -38,7 +38,7 @@ def test_another_state_is_refused(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 256 * 1024, 256 * 1024 + 1, 1_000_000])
-def test_pieces_are_the_whole(size: int) -> None:
+def test_pieces_join_to_the_whole_snapshot(size: int) -> None:
     data = bytes(range(256)) * (size // 256) + bytes(size % 256)
     pieces = list(pieces_of(data))
     assert b"".join(pieces) == data
@@ -46,6 +46,6 @@ def test_pieces_are_the_whole(size: int) -> None:
     assert max(map(len, pieces)) <= 256 * 1024
 
 
-def test_a_snapshot_is_due_when_a_replay_would_be_long() -> None:
+def test_snapshot_is_due_after_its_number_of_records() -> None:
     assert not is_due(Offset(109), Offset(10), 100)
     assert is_due(Offset(110), Offset(10), 100)

@@ -1,4 +1,4 @@
-"""One leadership, from its grant to its end."""
+"""One leader's term, from its grant to its end."""
 
 import pytest
 
@@ -20,7 +20,7 @@ def fenced(at: int = 12, by: int = 4) -> StaleEpoch:
     return StaleEpoch(current_epoch=by, fenced_at=at, holder="b")
 
 
-def test_it_serves_when_all_below_the_fence_is_in_the_state() -> None:
+def test_leader_serves_after_applying_all_below_the_fence() -> None:
     """WK3"""
     rules = term()
     assert not rules.may_serve(Offset(9))
@@ -30,7 +30,7 @@ def test_it_serves_when_all_below_the_fence_is_in_the_state() -> None:
     assert not rules.may_serve(Offset(11))
 
 
-def test_what_is_acked_is_the_next_record() -> None:
+def test_acks_follow_proposals_without_gaps() -> None:
     """WK3"""
     rules = term("a", "b", "c")
     assert rules.on_acked(Offset(10), Offset(10)) == "a"
@@ -39,7 +39,7 @@ def test_what_is_acked_is_the_next_record() -> None:
     assert rules.oldest == "b"
 
 
-def test_over_it_takes_nothing_and_its_first_reason_stays() -> None:
+def test_ended_term_refuses_proposals_and_keeps_first_reason() -> None:
     """WK4"""
     rules, first = term("a"), fenced()
     rules.on_over(first)
@@ -53,8 +53,8 @@ def test_over_it_takes_nothing_and_its_first_reason_stays() -> None:
     assert rules.oldest is None
 
 
-def test_below_the_next_fence_is_all_that_ever_will_be() -> None:
-    """WK5: records of this epoch are the front part of what waits; the others never were appended."""
+def test_fenced_term_settles_proposals_up_to_the_fence() -> None:
+    """WK5: the oldest proposals are below the fence; the rest was never appended."""
     rules = term("a", "b", "c")
     rules.on_over(fenced(at=13))
     assert rules.settled_below() == 13
@@ -65,7 +65,7 @@ def test_below_the_next_fence_is_all_that_ever_will_be() -> None:
     assert rules.on_replayed(E3) is None
 
 
-def test_a_seal_settles_as_a_fence_does() -> None:
+def test_sealed_log_settles_proposals_up_to_its_tail() -> None:
     """WK5"""
     rules = term("a")
     rules.on_over(LogSealed(tail=11))
@@ -75,8 +75,8 @@ def test_a_seal_settles_as_a_fence_does() -> None:
 @pytest.mark.parametrize(
     "error", [QuorumTimeout(), fenced(by=3), StaleEpoch(), StaleEpoch(current_epoch=4)]
 )
-def test_without_a_newer_fence_nobody_knows(error: StaleEpoch) -> None:
-    """WK5: released is not fenced: the reported fence is our own."""
+def test_proposals_stay_unsettled_without_a_newer_fence(error: StaleEpoch) -> None:
+    """WK5: a released writer is not fenced; the reported fence is its own."""
     rules = term("a")
     rules.on_over(error)
     assert rules.settled_below() is None
