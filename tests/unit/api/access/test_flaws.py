@@ -264,12 +264,12 @@ FLAWS: Final = (
     ),
     _flaw(
         "a bookie audits acts without details",
-        bookie.test_the_audit_has_whatever_a_bookie_was_told,
+        bookie.test_every_change_to_a_bookie_is_audited,
         (AuditLog, "act", _act_of_nothing),
     ),
     _flaw(
         "checksums are not verified",
-        test_block_hostile.test_a_bit_that_flips_on_the_way_is_noticed,
+        test_block_hostile.test_flipped_bit_is_refused,
         (google_crc32c, "value", lambda _: int.from_bytes(test_block_hostile.PLAIN[4:8], "little")),
         block=test_block_hostile.PLAIN,
     ),
