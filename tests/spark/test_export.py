@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rollbook.api.client.sync import SyncClient, SyncLog
-from rollbook.api.spark import piece_scan
+from rollbook.api.spark import parquet_output, piece_scan
 from rollbook.api.spark.archive_folder import Archive
 from rollbook.api.spark.core.archive import Manifest
 from rollbook.api.spark.core.audit_findings import compare
@@ -186,7 +186,7 @@ def test_a_full_disk_is_one_error_and_the_cursor_stays(pipes: Pipes, log: SyncLo
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(piece_scan._Checked, "write", full)
+        patch.setattr(parquet_output._Checked, "write", full)
         with pytest.raises(RollbookFailure, match=r"ARCHIVE_UNWRITABLE: .*No space left on device"):
             pipes.export()
     assert os.listdir(os.path.join(pipes.archive.path, "_steps")) == []
