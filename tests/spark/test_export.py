@@ -17,7 +17,7 @@ from rollbook.api.spark.core.archive import Manifest
 from rollbook.api.spark.core.audit_findings import compare
 from rollbook.api.spark.core.options import SplitLimits
 from rollbook.api.spark.failures import RollbookFailure
-from rollbook.api.spark.pipelines.common import Way
+from rollbook.api.spark.pipelines.connection import Way
 from rollbook.logservice.log_config import LogConfig
 from rollbook.proto.errors import (
     ArchiveDamaged,
