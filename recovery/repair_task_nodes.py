@@ -34,7 +34,7 @@ from rollbook.proto.errors import (
 )
 from rollbook.proto.ids import BookieId, EntryId, LedgerId
 from rollbook.proto.ports import ANY_VERSION, MetadataStore, Node
-from rollbook.recovery.core.entries_to_restore import EntrySpan
+from rollbook.recovery.core.entry_spans import EntrySpan
 from rollbook.recovery.core.ledger_checks import merged_bad, pack_bad, unpack_bad
 from rollbook.recovery.core.repair_failures import Failure, pack_failure, unpack_failure
 
