@@ -16,7 +16,8 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 
 import structlog
 
-from rollbook.bookie.core.catalog import COMPLETE, Catalog
+from rollbook.bookie.core.catalog import Catalog
+from rollbook.bookie.core.catalog_records import COMPLETE
 from rollbook.bookie.core.fencing import LedgerFacts
 from rollbook.bookie.core.record_format import (
     FILE_HEADER_BYTES,

@@ -22,8 +22,8 @@ import structlog
 from rollbook.bookie.background_yield import Background
 from rollbook.bookie.catalog import CatalogFiles
 from rollbook.bookie.config import StorageConfig
-from rollbook.bookie.core import catalog as changes
-from rollbook.bookie.core.catalog import EntryLogInfo, ReplayStart
+from rollbook.bookie.core import catalog_records as changes
+from rollbook.bookie.core.catalog_records import EntryLogInfo, ReplayStart
 from rollbook.bookie.core.disk_usage import pick_directory
 from rollbook.bookie.core.entry_log_footer import FooterBuilder
 from rollbook.bookie.core.entry_salvage import proves_itself

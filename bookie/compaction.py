@@ -23,7 +23,8 @@ import structlog
 from rollbook.bookie.background_yield import Background
 from rollbook.bookie.config import SpaceConfig, StorageConfig
 from rollbook.bookie.core.byte_cache import ByteCache
-from rollbook.bookie.core.catalog import COMPACTED, LedgerInLog
+from rollbook.bookie.core.catalog import LedgerInLog
+from rollbook.bookie.core.catalog_records import COMPACTED
 from rollbook.bookie.core.compaction import (
     Candidate,
     CompactionGroup,

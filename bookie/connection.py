@@ -23,7 +23,7 @@ import structlog
 from rollbook.bookie.core.connection_memory import ConnectionMemory, Making, ReadGate, ReadSize
 from rollbook.bookie.core.partial_request_timeout import PartialRequestProgress
 from rollbook.bookie.long_polls import Parked
-from rollbook.bookie.read_scheduler import Queue, QueuedRequest
+from rollbook.bookie.request_lanes import Queue, QueuedRequest
 from rollbook.bookie.server_context import ServerContext, kind_of
 from rollbook.proto.errors import BadFrame, BookieFailed, Overloaded
 from rollbook.proto.ports import Buffer

@@ -12,7 +12,8 @@ from typing import Final
 
 from rollbook.bookie.catalog import CatalogFiles
 from rollbook.bookie.config import StorageConfig
-from rollbook.bookie.core.catalog import Catalog, EntryLogInfo
+from rollbook.bookie.core.catalog import Catalog
+from rollbook.bookie.core.catalog_records import EntryLogInfo
 from rollbook.bookie.core.control_records import ControlOperation
 from rollbook.bookie.core.entry_log_footer import (
     TRAILER_BYTES,

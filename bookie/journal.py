@@ -20,7 +20,7 @@ import structlog
 
 from rollbook.bookie.catalog import CatalogFiles
 from rollbook.bookie.config import StorageConfig
-from rollbook.bookie.core import catalog as changes
+from rollbook.bookie.core import catalog_records as changes
 from rollbook.bookie.core.control_records import Control
 from rollbook.bookie.core.journal_as_entry_log import JournalShape
 from rollbook.bookie.core.journal_index import JournalIndex

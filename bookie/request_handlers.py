@@ -14,7 +14,7 @@ from typing import Final
 import structlog
 
 from rollbook.bookie.core.connection_memory import Making
-from rollbook.bookie.read_scheduler import LoopBudget
+from rollbook.bookie.loop_budget import LoopBudget
 from rollbook.bookie.storage import Storage
 from rollbook.proto.errors import (
     BookieFailed,

@@ -8,8 +8,9 @@ from rollbook.bookie.config import ServerConfig
 from rollbook.bookie.core.connection_memory import Pool
 from rollbook.bookie.core.deadline_queue import Deadlines
 from rollbook.bookie.long_polls import LongPolls
-from rollbook.bookie.read_scheduler import Lane, LoopBudget, StepQueue
+from rollbook.bookie.loop_budget import LoopBudget, StepQueue
 from rollbook.bookie.request_handlers import Answers
+from rollbook.bookie.request_lanes import Lane
 from rollbook.bookie.stats import Stats
 from rollbook.bookie.storage import Storage
 from rollbook.proto.ports import Clock

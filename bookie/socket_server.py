@@ -16,8 +16,9 @@ from rollbook.bookie.core.connection_memory import CHUNK_BYTES_MAX, Pool
 from rollbook.bookie.core.deadline_queue import Deadlines
 from rollbook.bookie.core.partial_request_timeout import LEAST_NS, patience_ns
 from rollbook.bookie.long_polls import LongPolls
-from rollbook.bookie.read_scheduler import Lane, LoopBudget, StepQueue
+from rollbook.bookie.loop_budget import LoopBudget, StepQueue
 from rollbook.bookie.request_handlers import Answers
+from rollbook.bookie.request_lanes import Lane
 from rollbook.bookie.server_context import ServerContext
 from rollbook.bookie.stats import Stats
 from rollbook.bookie.storage import Storage

@@ -10,7 +10,7 @@ from typing import Final, TypeAlias
 
 import structlog
 
-from rollbook.bookie.core.catalog import EntryLogInfo
+from rollbook.bookie.core.catalog_records import EntryLogInfo
 from rollbook.bookie.core.entry_log_footer import Extent, FooterBuilder
 from rollbook.bookie.core.journal_index import Columns, IntArray, fitting_end
 from rollbook.bookie.core.record_format import (

@@ -27,7 +27,7 @@ import structlog
 from rollbook.bookie.background_yield import Background
 from rollbook.bookie.checkpoint import Checkpointer
 from rollbook.bookie.config import StorageConfig
-from rollbook.bookie.core import catalog as changes
+from rollbook.bookie.core import catalog_records as changes
 from rollbook.bookie.core.byte_cache import ByteCache
 from rollbook.bookie.core.control_records import Control, ControlOperation
 from rollbook.bookie.core.entry_salvage import take_frames

@@ -19,8 +19,9 @@ import structlog
 
 from rollbook.bookie.catalog import CatalogFiles
 from rollbook.bookie.config import StorageConfig
-from rollbook.bookie.core import catalog as changes
-from rollbook.bookie.core.catalog import COMPACTED, Catalog, EntryLogInfo
+from rollbook.bookie.core import catalog_records as changes
+from rollbook.bookie.core.catalog import Catalog
+from rollbook.bookie.core.catalog_records import COMPACTED, EntryLogInfo
 from rollbook.bookie.core.control_records import ControlOperation
 from rollbook.bookie.core.fencing import LedgerFacts
 from rollbook.bookie.core.record_format import (

@@ -40,7 +40,7 @@ from rollbook.proto.wire.messages import (
     Reply,
 )
 from rollbook.recovery.copy_limits import ByteBudget, Throttle
-from rollbook.recovery.core.entries_to_restore import ranges_of
+from rollbook.recovery.core.entry_spans import ranges_of
 from rollbook.recovery.entry_restorer import Restorer
 
 _CHUNKS_AHEAD: Final = 4  # Chunks that are read while earlier ones are written.

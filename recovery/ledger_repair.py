@@ -43,7 +43,7 @@ from rollbook.proto.wire.entry_list import EntryList
 from rollbook.proto.wire.messages import ListEntries
 from rollbook.recovery.copier import ENTRIES_AT_ONCE, Copied, Copier, listed_in
 from rollbook.recovery.copy_limits import ByteBudget, Throttle
-from rollbook.recovery.core.entries_to_restore import EntrySpan, ranges_of
+from rollbook.recovery.core.entry_spans import EntrySpan, ranges_of
 from rollbook.recovery.core.ledger_checks import BadRanges
 from rollbook.recovery.core.repair_failures import LostEntries, judge_missing
 from rollbook.recovery.core.repair_plan import (

@@ -39,16 +39,8 @@ from rollbook.proto.wire.entry_list import EntryList
 from rollbook.proto.wire.messages import EntryRead, ListEntries, Reply
 from rollbook.recovery.copier import Copier, listed_in
 from rollbook.recovery.copy_limits import ByteBudget, Throttle
-from rollbook.recovery.core.entries_to_restore import (
-    WHOLE,
-    EntrySpan,
-    covers,
-    expected,
-    intersection,
-    judge,
-    ranges_of,
-    stretches,
-)
+from rollbook.recovery.core.entries_to_restore import expected, judge, stretches
+from rollbook.recovery.core.entry_spans import WHOLE, EntrySpan, covers, intersection, ranges_of
 from rollbook.recovery.core.open_ledgers import (
     NO_SPARED_WRITERS,
     OpenLedgerAction,

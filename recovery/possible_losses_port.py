@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from rollbook.proto.ids import BookieId, LedgerId
-from rollbook.recovery.core.entries_to_restore import EntrySpan
+from rollbook.recovery.core.entry_spans import EntrySpan
 
 
 @dataclass(frozen=True, slots=True)

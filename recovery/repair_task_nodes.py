@@ -1,5 +1,5 @@
-"""Stores in our own tree the ledgers of bookies that drain or may not be whole, failures of repairs, and a
-person's requests to the auditor.
+"""Stores in our own tree the ledgers of bookies that drain or may not be whole, failures of repairs, and bad copies
+that checks found.
 
     <own root>/drain/hhhh/hhhh/hhhh/hhhh/urLdddd…      a drain task, in the form of a mark
     <own root>/failures/hhhh/hhhh/hhhh/hhhh/urLdddd…   `core/repair_failures.py`
@@ -11,9 +11,7 @@ Every other bookie of the task is checked: entries missing from its list are res
 publishes a bounded number of tasks at a time.
 """
 
-import json
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Final, Generic, TypeVar
 
 import structlog
@@ -23,36 +21,30 @@ from rollbook.proto.cluster.on_demand_parents import create_sparse, remove_empty
 from rollbook.proto.cluster.uncertain_writes import (
     delete_surely,
     ensure_node,
-    put_surely,
     read_surely,
     set_surely,
 )
-from rollbook.proto.cluster.underreplication_marks import Checked, Marks, MarkTree
+from rollbook.proto.cluster.underreplication_marks import MarkTree
 from rollbook.proto.errors import (
     BadMetadata,
-    InvalidRequest,
     MetadataConflict,
     NodeExists,
     NoSuchNode,
     UnsupportedVersion,
 )
-from rollbook.proto.ids import BookieId, EntryId, LedgerId, parse_bookie_id
-from rollbook.proto.ports import ANY_VERSION, MetadataStore, Node, Watch
-from rollbook.recovery.core.entries_to_restore import EntrySpan
-from rollbook.recovery.core.ledger_checks import CheckKind, merged_bad, pack_bad, unpack_bad
+from rollbook.proto.ids import BookieId, EntryId, LedgerId
+from rollbook.proto.ports import ANY_VERSION, MetadataStore, Node
+from rollbook.recovery.core.entry_spans import EntrySpan
+from rollbook.recovery.core.ledger_checks import merged_bad, pack_bad, unpack_bad
 from rollbook.recovery.core.repair_failures import Failure, pack_failure, unpack_failure
 
 logger = structlog.get_logger()
 
 DRAIN: Final = "drain"
-AUDIT: Final = "audit"
 FAILURES: Final = "failures"
 BAD: Final = "bad"  # The folder with the bad copies that checks found.
-CHECKED: Final = "checked"
-RATE: Final = "rate"
 STEWARD: Final = "steward"  # The folder in which stewards are elected.
 _RACES_MAX: Final = 20
-_RATE_DIGITS_MAX: Final = 18
 T = TypeVar("T")
 
 
@@ -169,129 +161,3 @@ class BadCopies(_Notes[dict[BookieId, tuple[EntrySpan, ...]]]):
         except (BadMetadata, UnsupportedVersion) as error:
             logger.warning("bad_copies_unreadable", ledger_id=ledger_id, reason=error.message)
             return None
-
-
-@dataclass(frozen=True, slots=True)
-class AuditOrder:
-    approved: frozenset[BookieId] = frozenset()  # Bookies that may all be marked as lost together.
-    checks_asked_ms: int | None = None  # The time when a person last requested all checks.
-
-
-class AuditOrders:
-    """A person's requests to the auditor for which BookKeeper's tree has no node.
-
-    <own root>/audit    JSON `{"approved": ["b1:3181"], "checks_asked_ms": 17…, "token": "4e0c…", "version": 1}`
-    """
-
-    def __init__(self, store: MetadataStore, cluster: Cluster) -> None:
-        self._store = store
-        self._cluster = cluster
-        self.path = f"{cluster.own_root}/{AUDIT}"
-
-    async def ask_for_checks(
-        self, now_ms: int, token: str, *, approved: Collection[BookieId] | None = None
-    ) -> None:
-        """Request all kinds of checks. `approved` has the bookies whose loss is approved, and replaces
-        earlier approvals.
-        """
-        order = replace(await self.read(), checks_asked_ms=now_ms)
-        if approved is not None:
-            order = replace(order, approved=frozenset(approved))
-        await ensure_own_root(self._store, self._cluster)
-        fields: dict[str, object] = {
-            "version": 1,
-            "approved": sorted(order.approved),
-            "checks_asked_ms": order.checks_asked_ms,
-            "token": token,
-        }
-        data = json.dumps(fields, sort_keys=True).encode("ascii")
-        await put_surely(self._store, self.path, data)
-
-    async def read(self) -> AuditOrder:
-        """Return the present request. An unreadable request counts as none made."""
-        node = await read_surely(self._store, self.path)
-        if node is None:
-            return AuditOrder()
-        try:
-            fields = json.loads(node.value)
-            approved = frozenset(map(parse_bookie_id, fields["approved"]))
-            asked_ms = fields.get("checks_asked_ms")
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, InvalidRequest):
-            logger.warning("audit_order_unreadable", path=self.path)
-            return AuditOrder()
-        return AuditOrder(approved, asked_ms if type(asked_ms) is int else None)
-
-    async def watch(self) -> Watch:
-        return await self._store.watch(self.path)
-
-
-class RateOrder:
-    """The copy rate that a person has set for each worker. Running workers adopt a new rate at once.
-
-    <own root>/rate    bytes a second in ASCII digits; 0 is unlimited
-    """
-
-    def __init__(self, store: MetadataStore, cluster: Cluster) -> None:
-        self._store = store
-        self._cluster = cluster
-        self.path = f"{cluster.own_root}/{RATE}"
-
-    async def write(self, bytes_per_s: int) -> None:
-        await ensure_own_root(self._store, self._cluster)
-        await put_surely(self._store, self.path, str(bytes_per_s).encode("ascii"))
-
-    async def read(self) -> int | None:
-        """Return the rate, or None if it is not set or cannot be read."""
-        node = await read_surely(self._store, self.path)
-        if node is None:
-            return None
-        if len(node.value) > _RATE_DIGITS_MAX or not node.value.isdigit():
-            logger.warning("rate_unreadable", path=self.path)
-            return None
-        return int(node.value)
-
-    async def watch(self) -> Watch:
-        return await self._store.watch(self.path)
-
-
-class CheckTimes:
-    """The time when each check was last completed. The time is stored in BookKeeper's node if BookKeeper has
-    this kind of check.
-
-    <own root>/checked/bookies    JSON `{"completed_ms": 17…, "version": 1}`
-    """
-
-    def __init__(self, store: MetadataStore, cluster: Cluster, marks: Marks) -> None:
-        self._store = store
-        self._cluster = cluster
-        self._marks = marks
-        self._folder = f"{cluster.own_root}/{CHECKED}"
-
-    async def completed_ms(self, kind: CheckKind) -> int | None:
-        """Return the time when the check was last completed, or None if it never was or the time is
-        unreadable.
-        """
-        if (check := _BOOKKEEPERS.get(kind)) is not None:
-            return await self._marks.checked_at_ms(check)
-        node = await read_surely(self._store, f"{self._folder}/{kind.value}")
-        try:
-            completed_ms = json.loads(node.value)["completed_ms"] if node else None
-        except (ValueError, KeyError, TypeError, RecursionError):
-            return None
-        return completed_ms if type(completed_ms) is int else None
-
-    async def write(self, kind: CheckKind, at_ms: int) -> None:
-        if (check := _BOOKKEEPERS.get(kind)) is not None:
-            await self._marks.set_checked_at(check, at_ms)
-            return
-        await ensure_own_root(self._store, self._cluster)
-        await ensure_node(self._store, self._folder)
-        data = json.dumps({"completed_ms": at_ms, "version": 1}, sort_keys=True).encode("ascii")
-        await put_surely(self._store, f"{self._folder}/{kind.value}", data)
-
-
-_BOOKKEEPERS: Final = {
-    CheckKind.PLACEMENT: Checked.PLACEMENT,
-    CheckKind.COPIES: Checked.REPLICAS,
-    CheckKind.LEDGERS: Checked.ALL_LEDGERS,
-}

@@ -1,4 +1,6 @@
-"""Management of callbacks for HTTP and the dashboard; `recovery/callback_sender.py` stores and sends them."""
+"""Management of callbacks for HTTP and the dashboard. `recovery/callback_nodes.py` stores them, and
+`recovery/callback_sender.py` sends their events.
+"""
 
 import asyncio
 import secrets
@@ -9,7 +11,7 @@ from rollbook.api.rest.callback_post import parse_target, require_allowed
 from rollbook.proto.errors import InvalidRequest, Missing, OutcomeUnknown
 from rollbook.proto.ids import parse_bookie_id
 from rollbook.proto.ports import Clock
-from rollbook.recovery.callback_sender import CallbackNodes
+from rollbook.recovery.callback_nodes import CallbackNodes
 from rollbook.recovery.cluster_event_watch import ClusterEventLog
 from rollbook.recovery.core.callback_queue import RegisteredCallback
 from rollbook.recovery.core.event_derivation import Event, EventKind

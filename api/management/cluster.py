@@ -40,7 +40,7 @@ from rollbook.proto.formats.lifecycle import Lifecycle, LifecycleState
 from rollbook.proto.ids import BookieId, parse_bookie_id
 from rollbook.proto.runtime.clock import SystemClock
 from rollbook.recovery.bookie_decommission import Departures
-from rollbook.recovery.callback_sender import CallbackNodes
+from rollbook.recovery.callback_nodes import CallbackNodes
 from rollbook.recovery.cluster_event_watch import ClusterEventLog
 from rollbook.recovery.core.event_derivation import EventFilter, EventKind
 from rollbook.recovery.core.lifecycle import allowed_from

@@ -17,7 +17,7 @@ from rollbook.api.spark.core.plan import Span
 from rollbook.api.spark.core.stream_offsets import TailPoint
 from rollbook.api.spark.failures import shown_in_spark
 from rollbook.api.spark.log_bounds import require_some
-from rollbook.api.spark.piece_scan import ARCHIVED
+from rollbook.api.spark.parquet_output import ARCHIVED
 from rollbook.api.spark.shared_client import channel_of
 from rollbook.api.spark.tails import SelectionTails
 from rollbook.logservice.ids import AtOffset, AtTime, Earliest, Latest, Position

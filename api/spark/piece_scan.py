@@ -3,16 +3,13 @@ archive.
 
 Workers pass the offset and value of every record to Spark, which hashes them with its function `xxhash64`. After
 the records of a piece, they pass one row of facts about it. If a folder is given, they also write the records to
-files, so that the hashed bytes are the written ones. A failed task may leave a file behind; a manifest names only
-files in a result that Spark has accepted.
+files (`parquet_output.py`), so that the hashed bytes are the written ones.
 """
 
-import io
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
 import google_crc32c
@@ -21,32 +18,20 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
+from pyspark.sql.types import StructType
 
-from rollbook.api.spark.archive_folder import STEPS, place_of, unwritable
-from rollbook.api.spark.arrow import Batches, Slice
+from rollbook.api.spark.archive_folder import STEPS, place_of
+from rollbook.api.spark.arrow import Batches
 from rollbook.api.spark.columns import schema_of
 from rollbook.api.spark.core.archive import ArchiveFile, unsigned
 from rollbook.api.spark.core.options import access_of, values_of
 from rollbook.api.spark.core.plan import Span
 from rollbook.api.spark.failures import original_from_spark, shown_in_spark
 from rollbook.api.spark.fetch import slices_of
+from rollbook.api.spark.parquet_output import written
+from rollbook.api.spark.scan_rows import ROWS, RecordOrder, facts_row, record_rows
 from rollbook.api.spark.shared_client import ServerChannel, channel_of
-from rollbook.proto.errors import Corrupt, LogDataLoss, RollbookError
-
-ARCHIVED: Final = ("offset", "timestamp", "key", "value", "event_time", "headers", "writer_epoch")
-ROWS: Final = StructType(
-    [
-        StructField("piece", LongType(), nullable=False),
-        StructField("offset", LongType()),
-        StructField("value", BinaryType()),
-        StructField("facts", StringType()),
-    ]
-)
-_DAY_US: Final = 86_400_000_000
-_GROUP_BYTES: Final = 32 * 1024 * 1024  # The uncompressed size of a row group.
-_GROUP_ROWS: Final = 1_000_000
-_ZSTD_LEVEL: Final = 1
+from rollbook.proto.errors import Corrupt, RollbookError
 
 
 class FilePiece(NamedTuple):
@@ -153,201 +138,7 @@ class ScanReader(DataSourceReader):
                     yield from _span_rows(channel, number, what)
 
 
-_SCHEMA: Final = to_arrow_schema(ROWS, timezone="UTC")
-_RECORDS: Final = to_arrow_schema(schema_of(ARCHIVED), timezone="UTC")
 _HASHED: Final = to_arrow_schema(schema_of(("offset", "value")), timezone="UTC")
-
-
-def _rows(piece: int, batch: "pa.RecordBatch") -> "pa.RecordBatch":
-    count = batch.num_rows
-    columns = [
-        pa.repeat(pa.scalar(piece, pa.int64()), count),
-        batch.column("offset"),
-        batch.column("value"),
-        pa.nulls(count, pa.string()),
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=_SCHEMA)
-
-
-def _facts(piece: int, facts: Mapping[str, Any]) -> "pa.RecordBatch":
-    row = {"piece": piece, "offset": None, "value": None, "facts": json.dumps(facts)}
-    return pa.RecordBatch.from_pylist([row], schema=_SCHEMA)
-
-
-# --- Logs into files --------------------------------------------------------------------------
-
-
-class _Sequence:
-    """Checks that records are in order by offset and time. The check compares blocks, so its cost does not
-    depend on the number of records.
-    """
-
-    def __init__(self, at: int) -> None:
-        self.first = self.next = at
-        self.first_us = self.last_us = 0
-
-    def fault(self, part: Slice) -> str:
-        """Returns the reason why `part` does not follow the last part, or an empty string if it does."""
-        at, time_us = part.block.base_offset + part.first, part.block.timestamp_us
-        expected, last_us = self.next, self.last_us
-        self.next = at + part.rows
-        self.last_us = time_us
-        if expected == self.first and not self.first_us:
-            self.first_us = time_us
-        if at != expected:
-            return f"offset {at} follows {expected - 1}"
-        return (
-            f"the time of record {at} is before that of record {at - 1}"
-            if time_us < last_us
-            else ""
-        )
-
-
-class _Output:
-    """A file that is being written. `close` yields the facts about its contents."""
-
-    def __init__(self, folder: str, log: str, uid: str, part: Slice) -> None:
-        self.piece = int.from_bytes(os.urandom(8), "big") >> 1
-        self.log, self._uid = log, uid
-        self.day = part.block.timestamp_us // _DAY_US
-        self._path = os.path.join(folder, f"{self.piece:016x}")
-        self._sequence = _Sequence(part.block.base_offset + part.first)
-        with unwritable():
-            os.makedirs(folder, exist_ok=True)
-            self._sink = _Checked(self._path)
-        try:
-            self._writer = self._begun()
-        except BaseException:
-            self._sink.drop()
-            raise
-        self._batches = Batches(_RECORDS)
-        self._group: list[Any] = []
-        self._bytes = self._count = 0
-
-    def _begun(self) -> "pq.ParquetWriter":
-        with unwritable():
-            return pq.ParquetWriter(
-                self._sink,
-                _RECORDS,
-                compression="zstd",
-                compression_level=_ZSTD_LEVEL,
-                use_dictionary=["timestamp", "writer_epoch"],
-                write_statistics=["offset", "timestamp"],
-            )
-
-    def takes(self, log: str, part: Slice) -> bool:
-        at = part.block.base_offset + part.first
-        day = part.block.timestamp_us // _DAY_US
-        return (log, self.day, self._sequence.next) == (self.log, day, at)
-
-    def add(self, part: Slice) -> Iterator["pa.RecordBatch"]:
-        if fault := self._sequence.fault(part):
-            raise LogDataLoss(f"{self.log} is out of order: {fault}", log=self.log)
-        for batch in self._batches.add(part):
-            yield self._taken(batch)
-
-    def close(self) -> Iterator["pa.RecordBatch"]:
-        for batch in self._batches.flush():
-            yield self._taken(batch)
-        with unwritable():
-            self._write_group()
-            self._writer.close()
-            self._sink.sync()
-        sequence = self._sequence
-        yield _facts(
-            self.piece,
-            {
-                "log": self.log,
-                "uid": self._uid,
-                "first": sequence.first,
-                "next": sequence.next,
-                "day": datetime.fromtimestamp(self.day * 86_400, UTC).date().isoformat(),
-                "path": self._path,
-                "bytes": self._sink.size,
-                "crc": self._sink.crc,
-                "first_us": sequence.first_us,
-                "last_us": sequence.last_us,
-            },
-        )
-
-    def drop(self) -> None:
-        self._sink.drop()
-
-    def _taken(self, batch: "pa.RecordBatch") -> "pa.RecordBatch":
-        self._group.append(batch)
-        self._bytes += batch.nbytes
-        self._count += batch.num_rows
-        if self._bytes >= _GROUP_BYTES or self._count >= _GROUP_ROWS:
-            with unwritable():
-                self._write_group()
-        return _rows(self.piece, batch)
-
-    def _write_group(self) -> None:
-        if self._group:
-            table = pa.Table.from_batches(self._group, schema=_RECORDS)
-            self._writer.write_table(table, row_group_size=max(table.num_rows, 1))
-            self._group, self._bytes, self._count = [], 0, 0
-
-
-class _Checked(io.RawIOBase):
-    """A new file, and the checksum of the bytes that were written to it."""
-
-    def __init__(self, path: str) -> None:
-        super().__init__()
-        self._path = path
-        self._file = open(path, "xb", buffering=0)  # noqa: SIM115
-        self.size = self.crc = 0
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        data = bytes(data)
-        done = 0
-        while done < len(data):
-            done += self._file.write(data[done:])
-        self.size += len(data)
-        self.crc = google_crc32c.extend(self.crc, data)
-        return len(data)
-
-    def sync(self) -> None:
-        os.fsync(self._file.fileno())
-        self._file.close()
-        folder = os.open(os.path.dirname(self._path), os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-
-    def close(self) -> None:
-        """Does nothing, since pyarrow may call this before the file is synced. `sync` and `drop` close the file."""
-
-    def drop(self) -> None:
-        self._file.close()
-
-
-def written(
-    channel: ServerChannel, spans: Sequence[Span], folder: str
-) -> Iterator["pa.RecordBatch"]:
-    """Writes the records of the spans to files, one for each log and day. Raises `LogDataLoss`,
-    `ArchiveUnwritable`.
-    """
-    uids = {span.log: span.uid for span in spans}
-    output: _Output | None = None
-    try:
-        for part in slices_of(channel, spans, True):
-            if output is not None and not output.takes(part.log, part):
-                yield from output.close()
-                output = None
-            if output is None:
-                output = _Output(folder, part.log, uids[part.log], part)
-            yield from output.add(part)
-        if output is not None:
-            yield from output.close()
-            output = None
-    finally:
-        if output is not None:
-            output.drop()
 
 
 # --- Pieces that are checked -----------------------------------------------------------------
@@ -360,7 +151,7 @@ def _span_rows(channel: ServerChannel, number: int, span: Span) -> Iterator["pa.
     The fact `lost` names records that are damaged or gone. `unread` is the reason why the range could not be
     read to its end; it does not show a defect of the records.
     """
-    sequence, batches = _Sequence(span.start), Batches(_HASHED)
+    sequence, batches = RecordOrder(span.start), Batches(_HASHED)
     faults: list[str] = []
     lost = unread = ""
     try:
@@ -368,13 +159,13 @@ def _span_rows(channel: ServerChannel, number: int, span: Span) -> Iterator["pa.
             if fault := sequence.fault(part):
                 faults.append(fault)
             for batch in batches.add(part):
-                yield _rows(number, batch)
+                yield record_rows(number, batch)
     except Corrupt as error:
         lost = f"{error.code.reason}: {error.message}"
     except RollbookError as error:
         unread = f"{error.code.reason}: {error.message}"
     for batch in batches.flush():
-        yield _rows(number, batch)
+        yield record_rows(number, batch)
     facts = {
         "first_us": sequence.first_us,
         "last_us": sequence.last_us,
@@ -382,7 +173,7 @@ def _span_rows(channel: ServerChannel, number: int, span: Span) -> Iterator["pa.
         "lost": lost,
         "unread": unread,
     }
-    yield _facts(number, facts)
+    yield facts_row(number, facts)
 
 
 def _file_rows(number: int, piece: FilePiece, root: str) -> Iterator["pa.RecordBatch"]:
@@ -394,12 +185,14 @@ def _file_rows(number: int, piece: FilePiece, root: str) -> Iterator["pa.RecordB
         for group in _groups(data):
             facts["faults"] += _faults_in(group, facts)
             columns = [group.column("offset"), group.column("value")]
-            yield _rows(number, pa.RecordBatch.from_arrays(columns, names=["offset", "value"]))
+            yield record_rows(
+                number, pa.RecordBatch.from_arrays(columns, names=["offset", "value"])
+            )
     except (OSError, pa.ArrowException, KeyError) as error:
         why = (error.strerror if isinstance(error, OSError) else "") or str(error)
         facts["faults"].append(f"it cannot be read: {why[:200]}")
     facts["faults"] = facts["faults"][:10]
-    yield _facts(number, {name: facts[name] for name in facts if name not in ("next", "last")})
+    yield facts_row(number, {name: facts[name] for name in facts if name not in ("next", "last")})
 
 
 def _groups(data: bytes) -> Iterator["pa.RecordBatch"]:

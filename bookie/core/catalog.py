@@ -1,28 +1,9 @@
 """The catalog: all durable facts of a store, except its entries and the facts that are still in its
-journal. Integers are little-endian.
+journal.
 
-It is a file of CHANGES records, written in two copies. A record is applied whole or not at all,
-so facts that belong together change together. For example, one record adds an entry log and the facts
-about its ledgers, and makes its journal file superfluous (B5).
-
-    change      u8 kind · fields
-    LEDGER      i64 ledger · u8 flags (1 fenced, 2 has a packet, 4 deleted) · u8 key bytes + 1 · key ·
-                i64 LAC of the packet · u16 packet bytes · packet · i64 wall ms of the deletion
-    FORGET      i64 ledger              all facts about it are forgotten
-    LOG         u64 number · u16 directory · u64 file bytes · u64 age
-    EXTENTS     u64 log · u32 extents · the extents, as in `entry_log_footer.py`     after their LOG
-    UNLOG       u64 number              its file may be removed
-    REPLAY      u64 journal file · u64 first sequence in it     a start replays from there
-    OPENED      u64 journal file        it exists and may have records
-    LOST        u64 journal file        its loss was accepted: a start does not ask for it again
-    DOUBT       i64 ledger · i64 first entry · i64 last entry
-    TRUST       i64 ledger · i64 first entry · i64 last entry    these are restored, or not needed
-    SCRUBBED    u64 number              logs up to this one have been verified, in this round
-    DOUBT_ALL
-    TRUST_ALL                           ends DOUBT_ALL; doubts about single ledgers stay
-    OLD         i64 ledger              an earlier life may have fenced ledgers below it
-    DROP        i64 ledger · u64 journal file   its entries were dropped there; after its LEDGER
-    COMPLETE                            the new generation now has all facts
+It is a file of CHANGES records (`catalog_records.py`), written in two copies. A record is applied
+whole or not at all, so facts that belong together change together. For example, one record adds an
+entry log and the facts about its ledgers, and makes its journal file superfluous (B5).
 
 A generation begins with all facts. The older generation stays in force until both copies of the new
 one are durable. The replay start never goes back (B5).
@@ -36,12 +17,12 @@ the age of a compacted log is that of its youngest source.
 
 import struct
 from array import array
-from collections.abc import Collection, Iterable, Iterator
-from enum import IntEnum
-from itertools import islice
+from collections.abc import Collection, Iterator
 from operator import attrgetter
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
+from rollbook.bookie.core import catalog_records as records
+from rollbook.bookie.core.catalog_records import Change, EntryLogInfo, ReplayStart, batches
 from rollbook.bookie.core.entry_log_footer import EXTENT, Extent
 from rollbook.bookie.core.fencing import LedgerFacts
 from rollbook.bookie.core.journal_index import IntArray
@@ -49,63 +30,11 @@ from rollbook.bookie.core.possible_losses import PossibleLosses
 from rollbook.proto.errors import TornRecord
 from rollbook.proto.ids import LEDGER_ID_MAX, NO_ENTRY
 
-T = TypeVar("T")
-
-_KIND: Final = struct.Struct("<B")
-_LEDGER: Final = struct.Struct("<BqBB")
-_LEDGER_REST: Final = struct.Struct("<qHq")
-_ID: Final = struct.Struct("<BQ")
-_LOG: Final = struct.Struct("<BQHQQ")
-_EXTENTS: Final = struct.Struct("<BQI")
-_REPLAY_START: Final = struct.Struct("<BQQ")
-_DOUBT: Final = struct.Struct("<Bqqq")
-_OLD: Final = struct.Struct("<Bq")
-_DROP: Final = struct.Struct("<BqQ")
-# Numbers of compacted logs begin here, above the numbers of all journal files.
-COMPACTED: Final = 10**15
-
 _PER_RECORD: Final = 512  # The number of ledgers in each record of a new generation.
-_EXTENTS_MAX: Final = 256  # Extents that are applied in one step, about `_STEP_BYTES` of changes.
 # Bytes of changes that are applied in one step; a step takes half a millisecond.
 _STEP_BYTES: Final = 16 * 1024
 _LEDGERS_PER_STEP: Final = 256
 _SHARED_MAX: Final = 4096
-
-
-class Change(IntEnum):
-    LEDGER = 1
-    FORGET = 2
-    LOG = 3
-    UNLOG = 4
-    REPLAY = 5
-    OPENED = 6
-    DOUBT = 7
-    TRUST = 8
-    DOUBT_ALL = 9
-    COMPLETE = 10
-    LOST = 11
-    EXTENTS = 12
-    SCRUBBED = 13
-    TRUST_ALL = 14
-    OLD = 15
-    DROP = 16
-
-
-_FENCED, _HAS_PACKET, _DELETED = 1, 2, 4
-
-
-class ReplayStart(NamedTuple):
-    """The place where a replay of the journal starts."""
-
-    journal: int
-    first_sequence: int
-
-
-class EntryLogInfo(NamedTuple):
-    number: int
-    directory: int  # The index of its ledger directory.
-    file_bytes: int
-    age: int
 
 
 class Use(NamedTuple):
@@ -125,78 +54,6 @@ class LedgerInLog(NamedTuple):
     entries: int
     entry_bytes: int
     last_add_confirmed: int
-
-
-# --- Packing changes --------------------------------------------------------------------------
-
-
-def pack_ledger(ledger_id: int, facts: LedgerFacts) -> bytes:
-    flags = _FENCED * facts.is_fenced
-    flags |= _HAS_PACKET * (facts.lac_packet is not None)
-    flags |= _DELETED * (facts.deleted_ms is not None)
-    key, packet = facts.ledger_key, facts.lac_packet or b""
-    return b"".join(
-        (
-            _LEDGER.pack(Change.LEDGER, ledger_id, flags, 0 if key is None else len(key) + 1),
-            key or b"",
-            _LEDGER_REST.pack(facts.lac_of_packet, len(packet), facts.deleted_ms or 0),
-            packet,
-            _DROP.pack(Change.DROP, ledger_id, facts.dropped_in) if facts.dropped_in else b"",
-        )
-    )
-
-
-def pack_forget(ledger_id: int) -> bytes:
-    return _ID.pack(Change.FORGET, ledger_id)
-
-
-def pack_log(log: EntryLogInfo, extents: Iterable[Extent]) -> Iterator[bytes]:
-    """Packs a log in parts, which are written to one record, or to several records of a new
-    generation."""
-    yield _LOG.pack(Change.LOG, *log)
-    for batch in _batches(extents, _EXTENTS_MAX):
-        head = _EXTENTS.pack(Change.EXTENTS, log.number, len(batch))
-        yield head + b"".join([EXTENT.pack(*extent) for extent in batch])
-
-
-def pack_unlog(number: int) -> bytes:
-    return _ID.pack(Change.UNLOG, number)
-
-
-def pack_replay_start(start: ReplayStart) -> bytes:
-    return _REPLAY_START.pack(Change.REPLAY, *start)
-
-
-def pack_opened(journal: int) -> bytes:
-    return _ID.pack(Change.OPENED, journal)
-
-
-def pack_lost(journal: int) -> bytes:
-    return _ID.pack(Change.LOST, journal)
-
-
-def pack_doubt(ledger_id: int, first_entry: int, last_entry: int) -> bytes:
-    return _DOUBT.pack(Change.DOUBT, ledger_id, first_entry, last_entry)
-
-
-def pack_trust(ledger_id: int, first_entry: int, last_entry: int) -> bytes:
-    return _DOUBT.pack(Change.TRUST, ledger_id, first_entry, last_entry)
-
-
-def pack_scrubbed(number: int) -> bytes:
-    return _ID.pack(Change.SCRUBBED, number)
-
-
-def pack_old(ledger_id: int) -> bytes:
-    return _OLD.pack(Change.OLD, ledger_id)
-
-
-DOUBT_ALL: Final = _KIND.pack(Change.DOUBT_ALL)
-TRUST_ALL: Final = _KIND.pack(Change.TRUST_ALL)
-COMPLETE: Final = _KIND.pack(Change.COMPLETE)
-
-
-# --- The merged contents ----------------------------------------------------------------------
 
 
 class Catalog:
@@ -299,8 +156,8 @@ class Catalog:
                     yield
                     step_end = at + _STEP_BYTES
                 if body[at] == Change.UNLOG:
-                    yield from self._removing(_ID.unpack_from(body, at)[1])
-                    at += _ID.size
+                    yield from self._removing(records.ID.unpack_from(body, at)[1])
+                    at += records.ID.size
                 else:
                     at += self._apply_one(body, at)
         except (struct.error, ValueError, KeyError) as error:
@@ -319,40 +176,40 @@ class Catalog:
             case Change.EXTENTS:
                 return self._apply_extents(body, at)
             case Change.DOUBT:
-                _, ledger_id, first, last = _DOUBT.unpack_from(body, at)
+                _, ledger_id, first, last = records.DOUBT.unpack_from(body, at)
                 if not self.is_deleted(ledger_id):
                     self.doubts.add(ledger_id, first, last)
-                return _DOUBT.size
+                return records.DOUBT.size
             case Change.TRUST:
-                _, ledger_id, first, last = _DOUBT.unpack_from(body, at)
+                _, ledger_id, first, last = records.DOUBT.unpack_from(body, at)
                 self.doubts.settle(ledger_id, first, last)
-                return _DOUBT.size
+                return records.DOUBT.size
             case Change.REPLAY:
-                _, journal, first_sequence = _REPLAY_START.unpack_from(body, at)
+                _, journal, first_sequence = records.REPLAY_START.unpack_from(body, at)
                 assert (journal, first_sequence) >= self.replay_start, (
                     "B5: the replay start went back"
                 )
                 self.replay_start = ReplayStart(journal, first_sequence)
                 self.lost = {number: None for number in self.lost if number >= journal}
-                return _REPLAY_START.size
+                return records.REPLAY_START.size
             case Change.DOUBT_ALL:
                 self.doubts.add_everything()
-                return _KIND.size
+                return records.KIND.size
             case Change.TRUST_ALL:
                 self.doubts.remove_everything()
-                return _KIND.size
+                return records.KIND.size
             case Change.OLD:
-                self.old_below = max(self.old_below, _OLD.unpack_from(body, at)[1])
-                return _OLD.size
+                self.old_below = max(self.old_below, records.OLD.unpack_from(body, at)[1])
+                return records.OLD.size
             case Change.DROP:
-                _, ledger_id, journal = _DROP.unpack_from(body, at)
+                _, ledger_id, journal = records.DROP.unpack_from(body, at)
                 self.facts[ledger_id] = self._intern(self.facts[ledger_id].with_drop(journal))
                 self.drop(ledger_id, journal)
-                return _DROP.size
+                return records.DROP.size
             case Change.COMPLETE:
                 self.is_complete = True
-                return _KIND.size
-        _, number = _ID.unpack_from(body, at)
+                return records.KIND.size
+        _, number = records.ID.unpack_from(body, at)
         match kind:
             case Change.FORGET:
                 self.facts.pop(number, None)
@@ -363,27 +220,14 @@ class Catalog:
                 self.lost[number] = None
             case Change.SCRUBBED:
                 self.scrubbed = number
-        return _ID.size
+        return records.ID.size
 
     def _apply_ledger(self, body: bytes, start: int) -> int:
-        _, ledger_id, flags, key_size = _LEDGER.unpack_from(body, start)
-        at = start + _LEDGER.size
-        key = body[at : at + key_size - 1] if key_size else None
-        at += max(0, key_size - 1)
-        lac, packet_size, deleted_ms = _LEDGER_REST.unpack_from(body, at)
-        at += _LEDGER_REST.size
-        packet = body[at : at + packet_size]
-        facts = LedgerFacts(
-            key,
-            bool(flags & _FENCED),
-            packet if flags & _HAS_PACKET else None,
-            lac,
-            deleted_ms if flags & _DELETED else None,
-        )
+        ledger_id, facts, size = records.unpack_ledger(body, start)
         self.facts[ledger_id] = self._intern(facts)
         if facts.deleted_ms is not None:
             self._give_up(ledger_id)
-        return int(at) - start + len(packet)
+        return size
 
     def _intern(self, facts: LedgerFacts) -> LedgerFacts:
         if facts.lac_packet is not None or facts.deleted_ms is not None:
@@ -393,16 +237,16 @@ class Catalog:
         return self._shared.setdefault(facts, facts)
 
     def _apply_log(self, body: bytes, start: int) -> int:
-        _, number, *rest = _LOG.unpack_from(body, start)
+        _, number, *rest = records.LOG.unpack_from(body, start)
         self.logs[number] = EntryLogInfo(number, *rest)
         self._ledgers_of[number] = array("q")
         self._use[number] = array("q", Use(0, 0, 0))
         self._changing = number
-        return _LOG.size
+        return records.LOG.size
 
     def _apply_extents(self, body: bytes, start: int) -> int:
-        _, number, count = _EXTENTS.unpack_from(body, start)
-        at = start + _EXTENTS.size
+        _, number, count = records.EXTENTS.unpack_from(body, start)
+        at = start + records.EXTENTS.size
         end = at + count * EXTENT.size
         if end > len(body):
             raise ValueError("a log's extents are cut short")
@@ -494,33 +338,29 @@ class Catalog:
         # Logs that come later are written as changes.
         logs = sorted(self.logs.values(), key=attrgetter("age"))
         known = (
-            pack_replay_start(self.replay_start)
-            + pack_opened(self.opened)
-            + pack_scrubbed(self.scrubbed)
+            records.pack_replay_start(self.replay_start)
+            + records.pack_opened(self.opened)
+            + records.pack_scrubbed(self.scrubbed)
         )
-        yield known + pack_old(self.old_below)
-        yield b"".join([DOUBT_ALL] * self.doubts.everything + [*map(pack_lost, self.lost)])
-        for ids in _batches(self.doubts.settled_ids, _PER_RECORD):
+        yield known + records.pack_old(self.old_below)
+        yield b"".join(
+            [records.DOUBT_ALL] * self.doubts.everything + [*map(records.pack_lost, self.lost)]
+        )
+        for ids in batches(self.doubts.settled_ids, _PER_RECORD):
             still = [each for each in ids if self.doubts.is_settled(each)]
-            yield b"".join([pack_trust(each, NO_ENTRY, LEDGER_ID_MAX) for each in still])
-        for ids in _batches(self.doubts.ledger_ids, _PER_RECORD):
+            yield b"".join([records.pack_trust(each, NO_ENTRY, LEDGER_ID_MAX) for each in still])
+        for ids in batches(self.doubts.ledger_ids, _PER_RECORD):
             doubts = [(each, doubt) for each in ids for doubt in self.doubts.of(each)]
-            yield b"".join([pack_doubt(ledger_id, *doubt) for ledger_id, doubt in doubts])
-        for ids in _batches(list(self.facts), _PER_RECORD):
+            yield b"".join([records.pack_doubt(ledger_id, *doubt) for ledger_id, doubt in doubts])
+        for ids in batches(list(self.facts), _PER_RECORD):
             found = [(each, self.facts[each]) for each in ids if each in self.facts]
-            yield b"".join([pack_ledger(*each) for each in found])
+            yield b"".join([records.pack_ledger(*each) for each in found])
         for log in logs:
             held = self.held_in(log.number)
-            parts = pack_log(log, (Extent(each, *of[1:], 0, 0) for each, of in held))
+            parts = records.pack_log(log, (Extent(each, *of[1:], 0, 0) for each, of in held))
             while log.number in self.logs and (part := next(parts, None)):
                 yield part
-        yield COMPLETE
+        yield records.COMPLETE
 
 
 _HELD: Final = len(LedgerInLog._fields)
-
-
-def _batches(things: Iterable[T], size: int) -> Iterator[list[T]]:
-    iterator = iter(things)
-    while batch := list(islice(iterator, size)):
-        yield batch

@@ -14,7 +14,8 @@ with the newer copy may stay if its age is between the ages of the sources.
 from collections.abc import Callable, Collection, Iterable
 from typing import Final, NamedTuple
 
-from rollbook.bookie.core.catalog import EntryLogInfo, LedgerInLog, Use
+from rollbook.bookie.core.catalog import LedgerInLog, Use
+from rollbook.bookie.core.catalog_records import EntryLogInfo
 
 # Upper bounds for the size of a sorted log: no log is rewritten without a gain.
 _LOG_BYTES: Final = 4096

@@ -9,7 +9,7 @@
     row      ledger · first entry · last entry    names a ledger with entries or facts in the body
     body     FRAMES: add frames, as received (`v2_layout.py`, `v3_layout.py`)
              ENTRIES: (u32 length · entry)*, sorted by ledger and entry; entries: `digest.py`
-             CONTROL: `control_records.py`      CHANGES: `catalog.py`      IDLE, END: empty
+             CONTROL: `control_records.py`      CHANGES: `catalog_records.py`      IDLE, END: empty
 
 Checksums are CRC-32C, seeded with the file's random id and the position. Therefore neither an older
 file's bytes nor a payload that contains a journal are ever mistaken for a record (B2). The head and

@@ -25,19 +25,10 @@ from rollbook.ledger.core.copy_comparison import Copy, CopyState
 from rollbook.proto.ids import NO_ENTRY, BookieId, EntryId
 from rollbook.proto.metadata import ENTRY_ID_MAX, Fragment, LedgerMetadata
 from rollbook.proto.quorum import Quorum
+from rollbook.recovery.core.entry_spans import EntrySpan, covers
 
 _MAY_TURN_UP: Final = (CopyState.UNKNOWN, CopyState.UNREACHABLE)
 _FIRST_ENTRY: Final = attrgetter("first_entry")
-
-
-class EntrySpan(NamedTuple):
-    """A range of entries, both ends included. Entry -1 is the explicit LAC."""
-
-    first_entry: int
-    last_entry: int
-
-
-WHOLE: Final = EntrySpan(NO_ENTRY, ENTRY_ID_MAX)
 
 
 class DoubtfulFragment(NamedTuple):
@@ -139,31 +130,3 @@ def judge(
 def _describe(copies: Mapping[BookieId, Copy]) -> str:
     states = {bookie: "good" if isinstance(c, int) else c.value for bookie, c in copies.items()}
     return ", ".join(f"{bookie}: {state}" for bookie, state in states.items())
-
-
-# --- Ranges -----------------------------------------------------------------------------------
-
-
-def covers(ranges: Sequence[EntrySpan], entry_id: int) -> bool:
-    return any(first <= entry_id <= last for first, last in ranges)
-
-
-def intersection(some: Iterable[EntrySpan], others: Sequence[EntrySpan]) -> list[EntrySpan]:
-    """Return the common ranges, in ascending order if both arguments are."""
-    return [
-        EntrySpan(max(a.first_entry, b.first_entry), min(a.last_entry, b.last_entry))
-        for a in some
-        for b in others
-        if max(a.first_entry, b.first_entry) <= min(a.last_entry, b.last_entry)
-    ]
-
-
-def ranges_of(entry_ids: Iterable[int], gap: int = 1) -> list[EntrySpan]:
-    """Return ranges of ascending ids. Ids that are at most `gap` apart share a range."""
-    found: list[EntrySpan] = []
-    for each in entry_ids:
-        if found and each <= found[-1].last_entry + gap:
-            found[-1] = EntrySpan(found[-1].first_entry, each)
-        else:
-            found.append(EntrySpan(each, each))
-    return found

@@ -29,7 +29,7 @@ from rollbook.proto.formats.node_byte_checks import check_size
 from rollbook.proto.ids import BookieId, EntryId, parse_bookie_id
 from rollbook.proto.metadata import LedgerMetadata, LedgerState
 from rollbook.proto.quorum import Quorum
-from rollbook.recovery.core.entries_to_restore import EntrySpan, covers, ranges_of
+from rollbook.recovery.core.entry_spans import EntrySpan, covers, ranges_of
 from rollbook.recovery.core.repair_plan import Action, SlotRepair
 
 _VERSION: Final = 1

@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 
 from rollbook.proto.ids import NO_ENTRY, BookieId, EntryId
 from rollbook.proto.metadata import ENTRY_ID_MAX, LedgerMetadata, LedgerState
-from rollbook.recovery.core.entries_to_restore import EntrySpan, intersection
+from rollbook.recovery.core.entry_spans import EntrySpan, intersection
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from rollbook.ledger.core.copy_comparison import CopyState
 from rollbook.proto.errors import BadMetadata, InvalidRequest, UnsupportedVersion
 from rollbook.proto.formats.node_byte_checks import check_size
 from rollbook.proto.ids import BookieId, EntryId, parse_bookie_id
-from rollbook.recovery.core.entries_to_restore import ranges_of
+from rollbook.recovery.core.entry_spans import ranges_of
 
 _VERSION: Final = 1
 PAUSE_S_MAX: Final = 600

@@ -33,7 +33,7 @@ from rollbook.proto.ids import BookieId, EntryId
 from rollbook.proto.metadata import Fragment, LedgerMetadata, LedgerState
 from rollbook.proto.quorum import Quorum
 from rollbook.proto.wire.entry_list import EntryList
-from rollbook.recovery.core.entries_to_restore import EntrySpan, covers
+from rollbook.recovery.core.entry_spans import EntrySpan, covers
 
 _WINDOW: Final = 4096  # The number of entries that are examined in one step.
 _NS_PER_S: Final = 1_000_000_000

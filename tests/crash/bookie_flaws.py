@@ -15,7 +15,7 @@ from typing import Any, Final
 from unittest import mock
 
 from rollbook.bookie import catalog, checkpoint, store_opening
-from rollbook.bookie.core.catalog import ReplayStart
+from rollbook.bookie.core.catalog_records import ReplayStart
 from rollbook.bookie.core.fencing import Ledger
 from rollbook.bookie.journal import Journal, OnDone
 from rollbook.bookie.storage import Storage

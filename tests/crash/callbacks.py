@@ -27,7 +27,7 @@ from rollbook.proto.formats.lifecycle import Lifecycle, LifecycleState
 from rollbook.proto.ids import BookieId
 from rollbook.proto.ports import MetadataStore
 from rollbook.proto.runtime.metastore import open_metadata_store
-from rollbook.recovery.callback_sender import CallbackNodes
+from rollbook.recovery.callback_nodes import CallbackNodes
 from tests.crash import CrashResult
 from tests.support import processes
 

@@ -15,8 +15,9 @@ from rollbook.api.spark.columns import schema_of
 from rollbook.api.spark.core.options import source_options, values_of
 from rollbook.api.spark.piece_scan import Measured, Piece, ScanSource, packed
 from rollbook.api.spark.pipelines.audit import ArchiveAudit
-from rollbook.api.spark.pipelines.common import Report, Way, selection_of
+from rollbook.api.spark.pipelines.connection import Way, selection_of
 from rollbook.api.spark.pipelines.export import Export, ExportOptions
+from rollbook.api.spark.pipelines.report import Report
 from tests.regressions.lone_server import Site
 from tests.spark.drive import copied
 

@@ -11,13 +11,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from rollbook.api.client.sync import SyncClient, SyncLog
-from rollbook.api.spark import piece_scan
+from rollbook.api.spark import parquet_output, piece_scan
 from rollbook.api.spark.archive_folder import Archive
 from rollbook.api.spark.core.archive import Manifest
 from rollbook.api.spark.core.audit_findings import compare
 from rollbook.api.spark.core.options import SplitLimits
 from rollbook.api.spark.failures import RollbookFailure
-from rollbook.api.spark.pipelines.common import Way
+from rollbook.api.spark.pipelines.connection import Way
 from rollbook.logservice.log_config import LogConfig
 from rollbook.proto.errors import (
     ArchiveDamaged,
@@ -188,7 +188,7 @@ def test_full_disk_fails_the_export_and_keeps_the_cursor(pipes: Pipes, log: Sync
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(piece_scan._Checked, "write", full)
+        patch.setattr(parquet_output._Checked, "write", full)
         with pytest.raises(RollbookFailure, match=r"ARCHIVE_UNWRITABLE: .*No space left on device"):
             pipes.export()
     assert os.listdir(os.path.join(pipes.archive.path, "_steps")) == []

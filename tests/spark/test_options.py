@@ -13,7 +13,7 @@ from rollbook.api.spark.core.options import (
     source_options,
     values_of,
 )
-from rollbook.api.spark.pipelines.common import selection_of
+from rollbook.api.spark.pipelines.connection import selection_of
 from rollbook.api.spark.tails import namespace_of
 from rollbook.logservice.ids import Ago, AtOffset, AtTime, Earliest, Latest, Offset
 from rollbook.proto.errors import BadConfig

@@ -10,9 +10,10 @@ from rollbook.api.client.sync import SyncClient
 from rollbook.api.spark.archive_folder import Archive
 from rollbook.api.spark.core import provenance
 from rollbook.api.spark.pipelines.audit import audit, audit_mirror
-from rollbook.api.spark.pipelines.common import Report, Way, selection_of
+from rollbook.api.spark.pipelines.connection import Way, selection_of
 from rollbook.api.spark.pipelines.export import ExportOptions, export
 from rollbook.api.spark.pipelines.mirror import mirror
+from rollbook.api.spark.pipelines.report import Report
 from rollbook.proto.errors import ArchiveUnwritable
 from tests.regressions.lone_server import Site
 from tests.spark.pipes import hash_of

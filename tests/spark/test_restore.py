@@ -9,8 +9,8 @@ from rollbook.api.client.sync import SyncClient
 from rollbook.api.spark import exactly_once_append
 from rollbook.api.spark.core import provenance
 from rollbook.api.spark.core.options import SplitLimits
-from rollbook.api.spark.pipelines.common import Report
 from rollbook.api.spark.pipelines.mirror import start_of
+from rollbook.api.spark.pipelines.report import Report
 from rollbook.api.spark.pipelines.restore import restore
 from rollbook.proto.errors import ArchiveDamaged, MirrorHeld, NoSuchArchive, NoSuchLog
 from tests.regressions.lone_server import Site

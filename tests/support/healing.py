@@ -2,7 +2,7 @@
 
 from rollbook.bookie.bookie import Bookie
 from rollbook.proto.ids import LedgerId
-from rollbook.recovery.core.entries_to_restore import EntrySpan
+from rollbook.recovery.core.entry_spans import EntrySpan
 from rollbook.recovery.possible_losses_port import DoubtsPage
 
 

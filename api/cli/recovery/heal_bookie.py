@@ -17,7 +17,7 @@ from rollbook.proto.errors import BadConfig, BookieUnreachable, InvalidRequest
 from rollbook.proto.ids import LEDGER_ID_MAX, BookieId, LedgerId, parse_bookie_id
 from rollbook.recovery.bookie_restorer import BookieRestorer, Healing
 from rollbook.recovery.config import HealConfig
-from rollbook.recovery.core.entries_to_restore import WHOLE, EntrySpan
+from rollbook.recovery.core.entry_spans import WHOLE, EntrySpan
 from rollbook.recovery.ledger_restorer import HealingOutcome, LedgerHealing
 from rollbook.recovery.possible_losses_port import DoubtsPage
 

@@ -18,18 +18,12 @@ from rollbook.proto.errors import BadMetadata, InvalidRequest, UnsupportedVersio
 from rollbook.proto.ids import BookieId, LedgerId, parse_bookie_id
 from rollbook.proto.ports import MetadataStore
 from rollbook.proto.runtime.clock import SystemClock
+from rollbook.recovery.audit_orders import AuditOrders, CheckTimes, RateOrder
 from rollbook.recovery.config import AuditConfig, WorkerConfig
 from rollbook.recovery.core.ledger_checks import CheckKind
 from rollbook.recovery.core.repair_failures import Failure
 from rollbook.recovery.process_status import PresenceNodes
-from rollbook.recovery.repair_task_nodes import (
-    STEWARD,
-    AuditOrders,
-    CheckTimes,
-    DrainTasks,
-    Failures,
-    RateOrder,
-)
+from rollbook.recovery.repair_task_nodes import STEWARD, DrainTasks, Failures
 
 # The most marks that `status` counts, because counting more would take long.
 COUNT_MAX: Final = 10_000

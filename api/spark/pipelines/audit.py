@@ -31,7 +31,8 @@ from rollbook.api.spark.core.stream_offsets import TailPoint
 from rollbook.api.spark.failures import original_from_spark
 from rollbook.api.spark.log_bounds import Logs, require_some
 from rollbook.api.spark.piece_scan import FilePiece, Measured, Piece, measure
-from rollbook.api.spark.pipelines.common import Progress, Report, Way
+from rollbook.api.spark.pipelines.connection import Way
+from rollbook.api.spark.pipelines.report import Progress, Report
 from rollbook.api.spark.session_functions import register
 from rollbook.proto.errors import NoSuchLog, RollbookError
 

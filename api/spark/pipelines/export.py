@@ -24,7 +24,8 @@ from rollbook.api.spark.core.plan import Span, next_ends, split
 from rollbook.api.spark.core.stream_offsets import Point, TailPoint, replaced
 from rollbook.api.spark.log_bounds import Logs, require_some
 from rollbook.api.spark.piece_scan import Measured, Piece, folder_of, measure
-from rollbook.api.spark.pipelines.common import Progress, Report, Way
+from rollbook.api.spark.pipelines.connection import Way
+from rollbook.api.spark.pipelines.report import Progress, Report
 from rollbook.proto.errors import (
     ArchiveDamaged,
     ArchiveHeld,

@@ -12,7 +12,8 @@ from rollbook.api.spark.core import provenance
 from rollbook.api.spark.core.options import Selection
 from rollbook.api.spark.failures import original_from_spark
 from rollbook.api.spark.log_bounds import require_some
-from rollbook.api.spark.pipelines.common import Progress, Report, Way
+from rollbook.api.spark.pipelines.connection import Way
+from rollbook.api.spark.pipelines.report import Progress, Report
 from rollbook.api.spark.session_functions import register
 from rollbook.proto.errors import MirrorHeld
 

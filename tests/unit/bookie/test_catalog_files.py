@@ -10,7 +10,7 @@ import pytest
 
 from rollbook.bookie import catalog as catalog_module
 from rollbook.bookie.catalog import CatalogFiles, _Generation
-from rollbook.bookie.core import catalog as changes
+from rollbook.bookie.core import catalog_records as changes
 from rollbook.bookie.core.catalog import Catalog
 from rollbook.bookie.core.fencing import LedgerFacts
 from rollbook.proto.runtime.disk import SystemDisk

@@ -27,7 +27,7 @@ from rollbook.proto.wire.digest import DigestType
 from rollbook.proto.wire.entry_list import EntryList
 from rollbook.recovery.bookie_restorer import BookieRestorer, Healing
 from rollbook.recovery.config import HealConfig
-from rollbook.recovery.core.entries_to_restore import WHOLE, EntrySpan
+from rollbook.recovery.core.entry_spans import WHOLE, EntrySpan
 from rollbook.recovery.ledger_restorer import HealingOutcome, LedgerRestorer
 from rollbook.recovery.possible_losses_port import DoubtsPage
 from tests.support.healing import DirectDoubts

@@ -20,7 +20,8 @@ from rollbook.proto.ids import BookieId
 from rollbook.proto.metastore.memory import MemoryService
 from rollbook.proto.ports import Create, MetadataStore, Set
 from rollbook.proto.runtime.clock import SystemClock
-from rollbook.recovery.callback_sender import CallbackNodes, CallbackSender, Seen
+from rollbook.recovery.callback_nodes import CallbackNodes, Seen
+from rollbook.recovery.callback_sender import CallbackSender
 from rollbook.recovery.cluster_event_watch import ClusterEventLog
 from rollbook.recovery.core import callback_queue as core
 from rollbook.recovery.core.callback_queue import (

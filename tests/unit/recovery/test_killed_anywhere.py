@@ -23,8 +23,8 @@ from rollbook.proto.ports import MetadataStore
 from rollbook.proto.runtime.clock import SystemClock
 from rollbook.proto.runtime.metastore import open_metadata_store
 from rollbook.recovery import metadata_retries
+from rollbook.recovery.audit_orders import CheckTimes
 from rollbook.recovery.core.ledger_checks import CheckKind
-from rollbook.recovery.repair_task_nodes import CheckTimes
 from rollbook.recovery.worker import Worker
 from tests.support.ledger_cluster import LocalCluster
 from tests.unit.proto.cluster.faulty import FaultyStore

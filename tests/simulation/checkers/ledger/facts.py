@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from rollbook.bookie.core.catalog import pack_ledger
+from rollbook.bookie.core.catalog_records import pack_ledger
 from rollbook.bookie.core.control_records import Control, ControlOperation
 from rollbook.bookie.core.fencing import LedgerFacts as FactsOnDisk
 from rollbook.proto.ids import NO_ENTRY, BookieId, EntryId

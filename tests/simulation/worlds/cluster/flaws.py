@@ -33,7 +33,8 @@ from rollbook.recovery.bookie_decommission import RemovalCheck
 from rollbook.recovery.copier import Copied
 from rollbook.recovery.core.auditor_rules import Losses
 from rollbook.recovery.core.drain_steps import DrainFacts, Step, is_final
-from rollbook.recovery.core.entries_to_restore import WHOLE, judge
+from rollbook.recovery.core.entries_to_restore import judge
+from rollbook.recovery.core.entry_spans import WHOLE
 from rollbook.recovery.core.ledger_checks import Requests
 from rollbook.recovery.core.repair_failures import Failure, after_failure
 from rollbook.recovery.core.repair_plan import Action, SeatOutcome, SlotRepair

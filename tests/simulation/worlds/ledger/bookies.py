@@ -44,7 +44,7 @@ from rollbook.proto.ids import BookieId, EntryId, LedgerId
 from rollbook.proto.ports import MetadataStore
 from rollbook.proto.wire.adds import Adds
 from rollbook.proto.wire.messages import EntryRead, Reply, Request
-from rollbook.recovery.core.entries_to_restore import EntrySpan
+from rollbook.recovery.core.entry_spans import EntrySpan
 from rollbook.recovery.possible_losses_port import BookieDoubts, DoubtsPage
 from tests.simulation.checkers.ledger import LedgerChecker
 from tests.simulation.history import History

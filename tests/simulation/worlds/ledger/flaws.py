@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Any, Final
 
 from rollbook.bookie import record_file
-from rollbook.bookie.core import catalog
+from rollbook.bookie.core import catalog_records
 from rollbook.bookie.core.equal_length_slices import cut_evenly
 from rollbook.bookie.core.fencing import LedgerFacts
 from rollbook.bookie.entry_reader import Reading
@@ -335,7 +335,7 @@ async def _doubt_nothing(
     return 0, []
 
 
-_pack_old = catalog.pack_old
+_pack_old = catalog_records.pack_old
 
 
 def _pack_nothing_old(_ledger_id: int) -> bytes:
@@ -650,7 +650,7 @@ LEDGER_MUTANTS: Final = (
         "ledger-fences-gone-with-disks",
         "A bookie that was formatted lets writers in that an earlier life of it had kept out (B13).",
         _BUDGET,
-        ((catalog, "pack_old", _pack_nothing_old),),
+        ((catalog_records, "pack_old", _pack_nothing_old),),
         drill="late_return",
     ),
     LedgerMutant(

@@ -7,8 +7,10 @@ from unittest import mock
 
 import pytest
 
-from rollbook.bookie.core import catalog as changes
-from rollbook.bookie.core.catalog import Catalog, EntryLogInfo, ReplayStart, Use
+from rollbook.bookie.core import catalog as core_catalog
+from rollbook.bookie.core import catalog_records as changes
+from rollbook.bookie.core.catalog import Catalog, Use
+from rollbook.bookie.core.catalog_records import EntryLogInfo, ReplayStart
 from rollbook.bookie.core.entry_log_footer import Extent
 from rollbook.bookie.core.fencing import LedgerFacts
 from rollbook.proto.errors import TornRecord
@@ -119,7 +121,10 @@ def test_new_generation_includes_concurrent_changes(seed: int) -> None:
 
     for _ in range(chance.randint(1, 30)):
         catalog.apply(change())
-    with mock.patch.multiple(changes, _PER_RECORD=1, _EXTENTS_MAX=1):
+    with (
+        mock.patch.object(core_catalog, "_PER_RECORD", 1),
+        mock.patch.object(changes, "_EXTENTS_MAX", 1),
+    ):
         for body in catalog.pack_all():
             again.apply(body)
             for _ in range(chance.choice((0, 0, 1, 3)) if body != changes.COMPLETE else 0):

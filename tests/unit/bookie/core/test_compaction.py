@@ -4,7 +4,8 @@ import random
 
 import pytest
 
-from rollbook.bookie.core.catalog import EntryLogInfo, LedgerInLog, Use
+from rollbook.bookie.core.catalog import LedgerInLog, Use
+from rollbook.bookie.core.catalog_records import EntryLogInfo
 from rollbook.bookie.core.compaction import (
     TARGET_BYTES,
     Candidate,

@@ -9,7 +9,7 @@ import pytest
 
 from rollbook.bookie.catalog import CatalogFiles
 from rollbook.bookie.config import StorageConfig
-from rollbook.bookie.core.catalog import COMPACTED, Change
+from rollbook.bookie.core.catalog_records import COMPACTED, Change
 from rollbook.bookie.sorted_log_writer import SortedLog
 from rollbook.bookie.storage import Storage
 from rollbook.proto.errors import NoSuchLedger, RollbookError

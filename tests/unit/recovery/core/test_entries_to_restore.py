@@ -2,25 +2,15 @@
 
 from dataclasses import dataclass
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollbook.ledger.core.copy_comparison import Copy, CopyState
-from rollbook.proto.ids import NO_ENTRY, BookieId, EntryId, LedgerId
+from rollbook.proto.ids import BookieId, EntryId, LedgerId
 from rollbook.proto.metadata import ENTRY_ID_MAX, Fragment, LedgerMetadata, LedgerState
 from rollbook.proto.quorum import Quorum
-from rollbook.recovery.core.entries_to_restore import (
-    WHOLE,
-    EntrySpan,
-    covers,
-    expected,
-    intersection,
-    judge,
-    ranges_of,
-    stretches,
-)
-from rollbook.recovery.core.open_ledgers import as_if_closed, before_open_end, rest_to_give_up
+from rollbook.recovery.core.entries_to_restore import expected, judge, stretches
+from rollbook.recovery.core.entry_spans import EntrySpan, covers, ranges_of
 
 B = BookieId("b0")
 NAMES = [BookieId(f"b{number}") for number in range(6)]
@@ -147,74 +137,7 @@ def test_doubts_are_settled_exactly_where_allowed(
             assert (entry_id in healed.given_up) == (is_accepted and not is_sound_elsewhere)
 
 
-@settings(max_examples=300, deadline=None)
-@given(ledgers(), some_ranges(), some_ranges())
-def test_unclosed_ledger_gives_up_only_its_accepted_tail(
-    closed: LedgerMetadata, doubted: list[EntrySpan], accepted: list[EntrySpan]
-) -> None:
-    """HL1: entries of earlier fragments were confirmed, so their copies are searched first."""
-    metadata = LedgerMetadata(
-        closed.ledger_id, closed.quorum, closed.fragments, LedgerState.IN_RECOVERY
-    )
-    given_up = rest_to_give_up(metadata, doubted, accepted)
-    for entry_id in [*range(-1, LAST_MAX + 20), ENTRY_ID_MAX]:
-        assert covers(given_up, entry_id) == (
-            entry_id >= metadata.fragments[-1].first_entry
-            and covers(doubted, entry_id)
-            and covers(accepted, entry_id)
-        )
-    assert not rest_to_give_up(metadata, doubted, [])
-
-
-@pytest.mark.parametrize("state", [LedgerState.OPEN, LedgerState.IN_RECOVERY])
-@pytest.mark.parametrize(
-    ("doubted", "lac", "may_stay_open"),
-    [
-        ([EntrySpan(3, 9)], 9, True),
-        ([EntrySpan(3, 9)], 8, False),
-        ([EntrySpan(0, 2), EntrySpan(5, ENTRY_ID_MAX)], 100, False),
-        ([EntrySpan(NO_ENTRY, 4)], 9, False),  # The explicit LAC is in doubt.
-        ([WHOLE], 9, False),
-        ([], 9, False),
-    ],
-)
-def test_ledger_stays_open_if_all_doubted_entries_are_confirmed(
-    state: LedgerState, doubted: list[EntrySpan], lac: int, may_stay_open: bool
-) -> None:
-    ensemble = tuple(NAMES[:3])
-    metadata = LedgerMetadata(
-        LedgerId(1), Quorum(3, 3, 2), (Fragment(EntryId(0), ensemble),), state
-    )
-    found = as_if_closed(metadata, EntryId(lac), doubted)
-    assert (found is not None) == (may_stay_open and state is LedgerState.OPEN)
-    if found is not None:
-        assert found.last_entry == lac
-
-
 def test_entry_without_other_members_is_lost() -> None:
     """HL1: no other bookie can have a copy, so the entry is lost and stays in doubt."""
     found = judge(range(2), [EntryId(0), EntryId(1)], [EntryId(0)], {EntryId(1): {}}, [])
     assert (found.settled, found.lost, found.waiting) == ([EntrySpan(0, 0)], [1], {})
-
-
-def test_range_helpers_merge_and_intersect() -> None:
-    assert ranges_of([]) == []
-    assert ranges_of([1, 2, 3, 5]) == [(1, 3), (5, 5)]
-    assert ranges_of([1, 3, 5, 8], gap=2) == [(1, 5), (8, 8)]
-    assert intersection([EntrySpan(0, 5), EntrySpan(7, 9)], [EntrySpan(4, 7)]) == [
-        (4, 5),
-        (7, 7),
-    ]
-    assert intersection([WHOLE], [EntrySpan(4, 7)]) == [(4, 7)]
-
-
-def test_bookie_the_writer_left_is_healed_up_to_its_last_entry() -> None:
-    """DH3: its replies do not matter from the open fragment on."""
-    q = Quorum(2, 2, 2)
-    here, there, third = BookieId("a"), BookieId("b"), BookieId("c")
-    fragments = Fragment(EntryId(0), (here, there)), Fragment(EntryId(7), (third, there))
-    metadata = LedgerMetadata(LedgerId(1), q, fragments)
-    healed = before_open_end(metadata, here)
-    assert healed is not None
-    assert (healed.is_closed, healed.last_entry, healed.fragments) == (True, 6, fragments[:1])
-    assert before_open_end(metadata, there) is None, "the open fragment names this bookie"

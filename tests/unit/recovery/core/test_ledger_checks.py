@@ -8,7 +8,7 @@ from rollbook.proto.ids import BookieId, EntryId
 from rollbook.proto.metadata import Fragment
 from rollbook.proto.quorum import Quorum
 from rollbook.proto.wire.entry_list import EntryList
-from rollbook.recovery.core.entries_to_restore import EntrySpan
+from rollbook.recovery.core.entry_spans import EntrySpan
 from rollbook.recovery.core.ledger_checks import (
     CheckKind,
     CopyReport,

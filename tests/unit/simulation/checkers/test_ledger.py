@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from rollbook.bookie.core.catalog import pack_ledger
+from rollbook.bookie.core.catalog_records import pack_ledger
 from rollbook.bookie.core.control_records import Control, ControlOperation
 from rollbook.bookie.core.fencing import LedgerFacts
 from rollbook.proto.errors import EntryStateUnknown, NoSuchEntry

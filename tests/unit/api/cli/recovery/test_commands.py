@@ -13,7 +13,7 @@ from rollbook.ledger.open_client import connect
 from rollbook.proto.errors import InvalidRequest
 from rollbook.proto.ids import BookieId, LedgerId
 from rollbook.recovery.bookie_restorer import Healing
-from rollbook.recovery.core.entries_to_restore import WHOLE, EntrySpan
+from rollbook.recovery.core.entry_spans import WHOLE, EntrySpan
 from rollbook.recovery.ledger_restorer import HealingOutcome, LedgerHealing
 from tests.support import bookies, commands, processes
 

@@ -1,19 +1,13 @@
-"""The parts that all pipelines share: connections to servers, the selection of logs, and reports of progress."""
+"""The servers and the logs of a pipeline: how to reach the servers, and how names on the command line select logs."""
 
 import re
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from rollbook.api.spark.core.audit_findings import AuditFinding
 from rollbook.api.spark.core.options import Selection, access_of, source_options, values_of
 from rollbook.api.spark.core.stream_offsets import TailPoint
 from rollbook.api.spark.shared_client import ServerChannel, channel_of
 from rollbook.api.spark.tails import SelectionTails
-
-# Gets the number of records that are done, and the number of all known records.
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -60,33 +54,3 @@ def _pattern_of(names: Sequence[str]) -> str:
         for namespace, logs in wanted.items()
     ]
     return "|".join(by_namespace)
-
-
-@dataclass
-class Report:
-    """The results of a pipeline, for `report.json` and the report's page."""
-
-    kind: str
-    began_s: float = field(default_factory=time.time)
-    ended_s: float = 0.0
-    facts: dict[str, Any] = field(default_factory=dict)
-    logs: dict[str, dict[str, Any]] = field(default_factory=dict)
-    findings: list[AuditFinding] = field(default_factory=list)
-    error: str = ""
-
-    @property
-    def is_ok(self) -> bool:
-        return not self.findings and not self.error
-
-    def packed(self) -> dict[str, Any]:
-        return {
-            "v": 1,
-            "kind": self.kind,
-            "ok": self.is_ok,
-            "began_ms": round(self.began_s * 1000),
-            "ended_ms": round((self.ended_s or time.time()) * 1000),
-            **self.facts,
-            "logs": [{"log": log, **self.logs[log]} for log in sorted(self.logs)],
-            "findings": [each._asdict() for each in self.findings],
-            "error": self.error,
-        }
