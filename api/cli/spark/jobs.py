@@ -16,7 +16,8 @@ from rollbook.api.cli.output import as_table
 from rollbook.api.spark.archive_folder import Archive
 from rollbook.api.spark.pipelines import report_page
 from rollbook.api.spark.pipelines.common import Report, Way, selection_of
-from rollbook.logservice.ids import LogName, parse_age_us, parse_cursor_name
+from rollbook.logservice.ids import LogName, parse_cursor_name
+from rollbook.logservice.positions import parse_age_us
 from rollbook.proto.errors import ArchiveDamaged, BadConfig, RollbookError
 
 _BAR: Final = 30
