@@ -21,15 +21,15 @@ from rollbook.logservice import (
 )
 from rollbook.logservice import log_sweeper as log_retention
 from rollbook.logservice.append_path import AppendPath
-from rollbook.logservice.core import ledger_list, retention, segments
+from rollbook.logservice.core import ledger_list, reader_trail, retention
 from rollbook.logservice.core.cursors import TruncationGuards
 from rollbook.logservice.core.downtime_gaps import LivedTime, Witness
 from rollbook.logservice.core.ledger_list import LedgerList, ListedLogState, LogEvent, Segment
 from rollbook.logservice.core.log_end_source import listed_end
 from rollbook.logservice.core.pending_commits import PendingCommits
 from rollbook.logservice.core.producers import Producers
+from rollbook.logservice.core.reader_trail import Trail
 from rollbook.logservice.core.replayed_state import LogMemory
-from rollbook.logservice.core.segments import Trail
 from rollbook.logservice.core.sequencer import Sequencer
 from rollbook.logservice.core.takeover_backoff import TakeoverPatience
 from rollbook.logservice.ids import Offset, OwnerEpoch, SegmentId
@@ -602,7 +602,7 @@ LOG_MUTANTS: Final = (
         "logs-readers-believe-lists",
         "A reader goes on in whatever is listed behind what it has read (RL2).",
         _BUDGET,
-        ((segments, "continues", _follows_anything),),
+        ((reader_trail, "continues", _follows_anything),),
         drill="stuck_roll",
     ),
     LogMutant(
