@@ -22,7 +22,6 @@ from rollbook.logservice import (
 from rollbook.logservice import log_sweeper as log_retention
 from rollbook.logservice.append_path import AppendPath
 from rollbook.logservice.core import ledger_list, reader_trail, retention
-from rollbook.logservice.core.cursors import TruncationGuards
 from rollbook.logservice.core.downtime_gaps import LivedTime, Witness
 from rollbook.logservice.core.ledger_list import LedgerList, ListedLogState, LogEvent, Segment
 from rollbook.logservice.core.log_end_source import listed_end
@@ -32,6 +31,7 @@ from rollbook.logservice.core.reader_trail import Trail
 from rollbook.logservice.core.replayed_state import LogMemory
 from rollbook.logservice.core.sequencer import Sequencer
 from rollbook.logservice.core.takeover_backoff import TakeoverPatience
+from rollbook.logservice.core.truncation_guards import TruncationGuards
 from rollbook.logservice.ids import Offset, OwnerEpoch, SegmentId
 from rollbook.logservice.log_metadata import LogMetadataStore
 from rollbook.logservice.log_ownership import LogServer
