@@ -12,6 +12,7 @@ from typing import Final
 
 from rollbook.logservice import messages as words
 from rollbook.logservice.append_stream import ServerAppendStream
+from rollbook.logservice.core.config_etag import check_etag, etag_of
 from rollbook.logservice.core.failed_takeovers import FailedOpening
 from rollbook.logservice.core.ledger_list import (
     NOT_COUNTED,
@@ -20,13 +21,7 @@ from rollbook.logservice.core.ledger_list import (
     LogEvent,
     Sizes,
 )
-from rollbook.logservice.core.log_descriptions import (
-    check_etag,
-    etag_of,
-    history_of,
-    segments_page,
-    with_lost,
-)
+from rollbook.logservice.core.log_descriptions import history_of, segments_page, with_lost
 from rollbook.logservice.core.log_end_source import (
     closed_end,
 )

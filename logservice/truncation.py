@@ -16,6 +16,7 @@ from typing import Final
 import structlog
 
 from rollbook.ledger.ledgers import Ledgers
+from rollbook.logservice.core.config_etag import check_etag
 from rollbook.logservice.core.downtime_gaps import NO_GAPS, LivedTime
 from rollbook.logservice.core.ledger_list import (
     LEDGER_OF_LOG,
@@ -25,7 +26,6 @@ from rollbook.logservice.core.ledger_list import (
     LogEvent,
     Sizes,
 )
-from rollbook.logservice.core.log_descriptions import check_etag
 from rollbook.logservice.core.log_incarnations import check_life, text_of
 from rollbook.logservice.core.retention import is_free
 from rollbook.logservice.core.truncation import plan_truncation

@@ -2,8 +2,8 @@
 
 import pytest
 
+from rollbook.logservice.core.config_etag import check_etag, etag_of
 from rollbook.logservice.core.ledger_list import LedgerList
-from rollbook.logservice.core.log_descriptions import check_etag, etag_of
 from rollbook.logservice.core.log_incarnations import check_life, text_of
 from rollbook.logservice.ids import LogName, LogUid, Offset
 from rollbook.logservice.log_config import LogConfig
