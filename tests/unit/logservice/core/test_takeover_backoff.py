@@ -1,6 +1,7 @@
 """A dead server's logs are taken in half a second; a wrong address makes no log ping-pong."""
 
-from rollbook.logservice.core.takeover_backoff import Refusals, TakeoverPatience
+from rollbook.logservice.core.peer_refusals import Refusals
+from rollbook.logservice.core.takeover_backoff import TakeoverPatience
 from rollbook.logservice.ids import LogName
 
 MS = 1_000_000
