@@ -39,6 +39,7 @@ from rollbook.logservice.log_config import (
     DELETE_GRACE_MS_MAX,
     LogConfig,
 )
+from rollbook.logservice.log_deletion import delete_log, free_log, stop_writer
 from rollbook.logservice.log_metadata import StoredLog
 from rollbook.logservice.log_ownership import LogServer
 from rollbook.logservice.messages import (
@@ -54,13 +55,7 @@ from rollbook.logservice.peer_tails import AskPeer, OwnerTails
 from rollbook.logservice.read_requests import LogReads, in_time
 from rollbook.logservice.stats import NAMESPACE, AppendLaps, LogStats
 from rollbook.logservice.tail_lookup import TailLookup
-from rollbook.logservice.truncation import (
-    delete_discarded,
-    delete_log,
-    free_log,
-    stop_writer,
-    truncate_closed,
-)
+from rollbook.logservice.truncation import delete_discarded, truncate_closed
 from rollbook.proto.errors import (
     InvalidRequest,
     LogDeleted,

@@ -12,6 +12,7 @@ from typing import Any, Final
 from rollbook.api.client.core.retries_and_outcomes import is_forgotten
 from rollbook.logservice import (
     append_stream,
+    log_deletion,
     log_takeover,
     membership,
     owner,
@@ -348,7 +349,7 @@ async def _tell_nobody(self: LogService, request: Any, due: float) -> Any:
     grace_us = listed.config.delete_grace_s * 1_000_000
     event = LogEvent("log_deleted", self._clock.wall_us())
     free_at_us = self._clock.wall_us() + grace_us
-    stored = await truncation.delete_log(self._nodes, request.log, free_at_us, event)
+    stored = await log_deletion.delete_log(self._nodes, request.log, free_at_us, event)
     return DeleteLogAnswer(stored.list.free_at_us)
 
 
@@ -732,7 +733,7 @@ LOG_MUTANTS: Final = (
         "logs-frees-at-once",
         "A deleted log is freed before its grace is over.",
         _BUDGET,
-        ((log_retention, "is_free", _no_grace), (truncation, "is_free", _no_grace)),
+        ((log_retention, "is_free", _no_grace), (log_deletion, "is_free", _no_grace)),
         drill="deletion",
     ),
     LogMutant(
