@@ -29,17 +29,14 @@ from rollbook.logservice.core.cursors import (
     CURSOR_VERSION_BITS,
     CURSORS_MAX,
     CursorCounts,
-    TruncationGuards,
     check_expected,
     committed,
     creator_of,
     one_more_in_all_logs,
     pack_counts,
     pack_cursor,
-    pack_guards,
     unpack_counts,
     unpack_cursor,
-    unpack_guards,
 )
 from rollbook.logservice.core.downtime_gaps import Witness
 from rollbook.logservice.core.ledger_list import LedgerList, ListedLogState, LogEvent, draw_log_uid
@@ -52,6 +49,7 @@ from rollbook.logservice.core.log_node_format import (
     unpack_displaced,
     unpack_log_node,
 )
+from rollbook.logservice.core.truncation_guards import TruncationGuards, pack_guards, unpack_guards
 from rollbook.logservice.ids import OFFSET_MAX, CursorName, LogName, LogUid, Offset, parse_name
 from rollbook.logservice.log_config import CONFIG_FIELDS, ConfigValues, LogConfig
 from rollbook.logservice.messages import CommitCursor, CommitCursorBy, Cursor, DeleteCursor

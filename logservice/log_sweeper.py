@@ -30,11 +30,12 @@ from rollbook.logservice.core.downtime_gaps import NO_GAPS, LivedTime
 from rollbook.logservice.core.ledger_list import LedgerList, ListedLogState, LogEvent
 from rollbook.logservice.core.retention import find_expired, is_free
 from rollbook.logservice.ids import LogName, Offset
+from rollbook.logservice.log_deletion import free_log
 from rollbook.logservice.log_metadata import LogMetadataStore, StoredLog
 from rollbook.logservice.lost_segments import LostSegments
 from rollbook.logservice.messages import TruncateAnswer
 from rollbook.logservice.orphan_ledgers import OrphanRepair
-from rollbook.logservice.truncation import delete_discarded, free_log, truncate
+from rollbook.logservice.truncation import delete_discarded, truncate
 from rollbook.proto.errors import NoSuchLog, NotOwner, RollbookError
 from rollbook.proto.ports import Clock, Randomness
 from rollbook.proto.tasks import stop_tasks

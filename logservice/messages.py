@@ -25,18 +25,17 @@ from typing import Final, Protocol, Self
 from rollbook.logservice.ids import (
     FIRST_SEGMENT,
     ONCE,
-    AtOffset,
     CursorName,
     LogName,
     Offset,
     OwnerEpoch,
-    Position,
     ProducerRef,
     SegmentId,
     ServerId,
     WriterEpoch,
 )
 from rollbook.logservice.log_config import ConfigValues, LogConfig
+from rollbook.logservice.positions import AtOffset, Position
 from rollbook.proto.errors import InvalidRequest, RollbookError
 from rollbook.proto.ids import EntryId, LedgerId
 from rollbook.proto.quorum import Quorum

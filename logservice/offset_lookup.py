@@ -16,11 +16,7 @@ from rollbook.ledger.reader import LedgerReader
 from rollbook.logservice.core.control_blocks import NO_LEDGER
 from rollbook.logservice.core.ledger_list import LedgerList, Segment, Size, Sizes
 from rollbook.logservice.core.record_block import Block
-from rollbook.logservice.core.segments import (
-    continues,
-    find_segment_at,
-    from_last_settled,
-)
+from rollbook.logservice.core.segment_lookup import continues, find_segment_at, from_last_settled
 from rollbook.logservice.ids import Offset
 from rollbook.proto.errors import NoSuchEntry
 from rollbook.proto.ids import FIRST_ENTRY, NO_ENTRY, EntryId, LedgerId

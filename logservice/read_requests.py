@@ -18,18 +18,7 @@ from rollbook.logservice.core.log_end_source import (
 )
 from rollbook.logservice.core.log_incarnations import check_life, text_of
 from rollbook.logservice.core.read_end import Until, cut_to_size
-from rollbook.logservice.ids import (
-    Ago,
-    AtCursor,
-    AtOffset,
-    AtTime,
-    BeforeTail,
-    Earliest,
-    Latest,
-    LogName,
-    Offset,
-    Position,
-)
+from rollbook.logservice.ids import LogName, Offset
 from rollbook.logservice.log_ownership import LogServer
 from rollbook.logservice.messages import (
     AtTail,
@@ -51,6 +40,16 @@ from rollbook.logservice.offset_lookup import (
     find_offset_at,
 )
 from rollbook.logservice.peer_tails import OwnerTails
+from rollbook.logservice.positions import (
+    Ago,
+    AtCursor,
+    AtOffset,
+    AtTime,
+    BeforeTail,
+    Earliest,
+    Latest,
+    Position,
+)
 from rollbook.logservice.reader import LogReader, OwnerLookup, ReaderOptions
 from rollbook.logservice.stats import LogStats, largest
 from rollbook.logservice.tail_directory import TailDirectory

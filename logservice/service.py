@@ -12,6 +12,7 @@ from typing import Final
 
 from rollbook.logservice import messages as words
 from rollbook.logservice.append_stream import ServerAppendStream
+from rollbook.logservice.core.config_etag import check_etag, etag_of
 from rollbook.logservice.core.failed_takeovers import FailedOpening
 from rollbook.logservice.core.ledger_list import (
     NOT_COUNTED,
@@ -20,13 +21,7 @@ from rollbook.logservice.core.ledger_list import (
     LogEvent,
     Sizes,
 )
-from rollbook.logservice.core.log_descriptions import (
-    check_etag,
-    etag_of,
-    history_of,
-    segments_page,
-    with_lost,
-)
+from rollbook.logservice.core.log_descriptions import history_of, segments_page, with_lost
 from rollbook.logservice.core.log_end_source import (
     closed_end,
 )
@@ -44,6 +39,7 @@ from rollbook.logservice.log_config import (
     DELETE_GRACE_MS_MAX,
     LogConfig,
 )
+from rollbook.logservice.log_deletion import delete_log, free_log, stop_writer
 from rollbook.logservice.log_metadata import StoredLog
 from rollbook.logservice.log_ownership import LogServer
 from rollbook.logservice.messages import (
@@ -59,13 +55,7 @@ from rollbook.logservice.peer_tails import AskPeer, OwnerTails
 from rollbook.logservice.read_requests import LogReads, in_time
 from rollbook.logservice.stats import NAMESPACE, AppendLaps, LogStats
 from rollbook.logservice.tail_lookup import TailLookup
-from rollbook.logservice.truncation import (
-    delete_discarded,
-    delete_log,
-    free_log,
-    stop_writer,
-    truncate_closed,
-)
+from rollbook.logservice.truncation import delete_discarded, truncate_closed
 from rollbook.proto.errors import (
     InvalidRequest,
     LogDeleted,

@@ -33,7 +33,8 @@ from rollbook.api.access.read_throttle import MISSES_MAX, ReadThrottle, may_pass
 from rollbook.api.rpc_methods import Method, late
 from rollbook.logservice import messages
 from rollbook.logservice.core.record_block import opened_bytes_of
-from rollbook.logservice.ids import AtOffset, LogName, Offset
+from rollbook.logservice.ids import LogName, Offset
+from rollbook.logservice.positions import AtOffset
 from rollbook.proto.errors import NotOwner, RollbookError, Throttled, Unauthorized
 
 _WAITS_S: Final = 1.0  # If a request takes longer, the server checks what is unavailable.

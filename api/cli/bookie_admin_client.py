@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
+from rollbook.proto.channel_security import may_show_token, require_certificate_of
 from rollbook.proto.errors import (
     BadConfig,
     BookieUnreachable,
@@ -15,9 +16,7 @@ from rollbook.proto.errors import (
     RollbookError,
     every_error,
 )
-from rollbook.proto.loopback import may_show_token
 from rollbook.proto.runtime.system_error_text import describe_error
-from rollbook.proto.tls_file_check import require_certificate_of
 
 
 @dataclass(frozen=True, slots=True)

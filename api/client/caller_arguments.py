@@ -6,6 +6,13 @@ from typing import Final
 from rollbook.logservice.ids import (
     ONCE,
     PRODUCER_ID_BYTES_MAX,
+    ProducerRef,
+    parse_offset,
+    parse_prefix,
+    parse_writer_epoch,
+)
+from rollbook.logservice.messages import Condition
+from rollbook.logservice.positions import (
     Ago,
     AtCursor,
     AtOffset,
@@ -14,14 +21,9 @@ from rollbook.logservice.ids import (
     Earliest,
     Latest,
     Position,
-    ProducerRef,
-    parse_offset,
     parse_position,
-    parse_prefix,
-    parse_writer_epoch,
     time_us_of,
 )
-from rollbook.logservice.messages import Condition
 from rollbook.proto.errors import InvalidRequest
 
 _SECONDS_MAX: Final = 2**32  # This is more than a hundred years.

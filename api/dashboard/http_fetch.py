@@ -9,7 +9,7 @@ import ssl
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from rollbook.proto.loopback import may_show_token
+from rollbook.proto.channel_security import may_show_token
 from rollbook.proto.runtime.tls import trusting_context
 
 _PATIENCE_S: Final = 1.5

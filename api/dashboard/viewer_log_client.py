@@ -14,15 +14,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rollbook.api.dashboard.http_fetch import fetch, settings_of
 from rollbook.logservice import messages
-from rollbook.logservice.ids import (
-    AtOffset,
-    BeforeTail,
-    LogName,
-    Offset,
-    SegmentId,
-    parse_position,
-)
+from rollbook.logservice.ids import LogName, Offset, SegmentId
 from rollbook.logservice.log_config import LogConfig, WriterMode
+from rollbook.logservice.positions import AtOffset, BeforeTail, parse_position
 from rollbook.proto.errors import QuorumTimeout, ServerUnreachable
 from rollbook.proto.quorum import Quorum
 

@@ -53,14 +53,13 @@ from rollbook.logservice.core.record_block import Block, Headers
 from rollbook.logservice.ids import (
     INT64_MAX,
     TIMESTAMP_US_MAX,
-    AtOffset,
-    AtTime,
     LogName,
     Offset,
     ProducerRef,
     parse_uid,
 )
 from rollbook.logservice.log_config import BATCH_BYTES_CEILING
+from rollbook.logservice.positions import AtOffset, AtTime
 from rollbook.proto.errors import BeyondTail, InvalidRequest, QuorumTimeout
 
 LOG: Final = "/v1/namespaces/{namespace}/logs/{log:before_verb}"

@@ -23,15 +23,9 @@ from functools import cache
 from types import UnionType
 from typing import Any, Final, Union, get_args, get_origin, get_type_hints
 
-from rollbook.logservice.ids import (
-    INT64_MAX,
-    CursorName,
-    LogName,
-    Position,
-    parse_cursor_name,
-    parse_position,
-)
+from rollbook.logservice.ids import INT64_MAX, CursorName, LogName, parse_cursor_name
 from rollbook.logservice.messages import LogJournal
+from rollbook.logservice.positions import Position, parse_position
 from rollbook.proto.errors import InvalidRequest
 
 Convert = Callable[[Any], Any]

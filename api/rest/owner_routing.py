@@ -15,7 +15,7 @@ from rollbook.api.rest.fairness.loop_yield_queue import AdmissionQueue
 from rollbook.api.rest.fairness.new_reader_pacing import ROUNDS
 from rollbook.api.rest.fairness.reader_turns import ReaderTurns, UnsentRecords
 from rollbook.api.rpc_methods import BY_REQUEST
-from rollbook.logservice.ids import AtOffset, Earliest, Offset, Position
+from rollbook.logservice.ids import Offset
 from rollbook.logservice.messages import (
     AtTail,
     Consistency,
@@ -26,6 +26,7 @@ from rollbook.logservice.messages import (
     Progress,
     ReadStream,
 )
+from rollbook.logservice.positions import AtOffset, Earliest, Position
 from rollbook.proto.errors import InvalidRequest, NotOwner, RollbookError
 from rollbook.proto.tasks import stop_tasks
 

@@ -23,14 +23,13 @@ from rollbook.logservice.ids import (
     CursorName,
     LogName,
     Offset,
-    Position,
     ProducerRef,
     WriterEpoch,
     parse_cursor_name,
-    parse_position,
     parse_uid,
 )
 from rollbook.logservice.messages import NO_CURSOR, Condition
+from rollbook.logservice.positions import Position, parse_position
 from rollbook.proto.errors import InvalidRequest
 
 _NAME_PATTERN: Final = {"pattern": "^[a-z0-9][a-z0-9._-]{0,254}$"}

@@ -20,7 +20,7 @@ from rollbook.api.spark.log_bounds import require_some
 from rollbook.api.spark.parquet_output import ARCHIVED
 from rollbook.api.spark.shared_client import channel_of
 from rollbook.api.spark.tails import SelectionTails
-from rollbook.logservice.ids import AtOffset, AtTime, Earliest, Latest, Position
+from rollbook.logservice.positions import AtOffset, AtTime, Earliest, Latest, Position
 from rollbook.proto.errors import BadConfig
 
 # The number of attempts to read manifests, if logs are truncated at the same time.

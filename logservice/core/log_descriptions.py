@@ -2,12 +2,9 @@
 
 from collections.abc import Collection, Iterator
 from dataclasses import replace
-from hashlib import blake2b
 
 from rollbook.logservice.core.ledger_list import NOT_COUNTED, LedgerList, Segment, Size, Sizes
-from rollbook.logservice.core.log_incarnations import check_life, text_of
-from rollbook.logservice.ids import NO_OWNER_YET, LogName, SegmentId
-from rollbook.logservice.log_config import LogConfig
+from rollbook.logservice.ids import NO_OWNER_YET, SegmentId
 from rollbook.logservice.messages import (
     JournalEvent,
     LogJournal,
@@ -15,31 +12,7 @@ from rollbook.logservice.messages import (
     SegmentState,
     SegmentView,
 )
-from rollbook.proto.errors import MetadataConflict
 from rollbook.proto.ids import LedgerId
-
-
-def etag_of(listed: LedgerList) -> str:
-    """The ETag of a log's configuration: equal only for equal configurations of the same log."""
-    return f"{text_of(listed.uid)}-{_digest_of(listed.config)}"
-
-
-def check_etag(log: LogName, listed: LedgerList, etag: str) -> None:
-    """Check that the log still has the configuration of this ETag. An empty ETag matches everything. An
-    ETag without a uid is from an earlier release; then only the configurations are compared.
-
-    Raises `LogReplaced`, `MetadataConflict`.
-    """
-    uid, _, digest = etag.rpartition("-")
-    check_life(log, text_of(listed.uid), uid)
-    if etag and digest != _digest_of(listed.config):
-        raise MetadataConflict(
-            "the log's configuration has changed", log=str(log), etag=etag_of(listed)
-        )
-
-
-def _digest_of(config: LogConfig) -> str:
-    return blake2b(repr(config).encode(), digest_size=8).hexdigest()
 
 
 def segments_page(

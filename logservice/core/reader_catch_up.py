@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from rollbook.logservice.core.ledger_list import LedgerList
-from rollbook.logservice.core.segments import from_last_settled
+from rollbook.logservice.core.segment_lookup import from_last_settled
 from rollbook.logservice.ids import FIRST_OFFSET, Offset
 from rollbook.logservice.messages import CaughtUp, FellBehind, LogTail, Progress, WaitsFor
 from rollbook.proto.ids import NO_ENTRY, EntryId, LedgerId

@@ -11,8 +11,8 @@ and its successor has begun (LL4). A guard below the new head prevents the trunc
 
 from dataclasses import dataclass
 
-from rollbook.logservice.core.cursors import TruncationGuards
 from rollbook.logservice.core.ledger_list import NOT_COUNTED, LedgerList, Segment, Size, Sizes
+from rollbook.logservice.core.truncation_guards import TruncationGuards
 from rollbook.logservice.ids import Offset
 from rollbook.logservice.messages import TruncateAnswer
 

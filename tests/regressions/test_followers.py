@@ -1,7 +1,7 @@
 """What followers of a log were given twice, or not at all."""
 
-from rollbook.logservice.ids import Earliest
 from rollbook.logservice.messages import CaughtUp, Moving, Progress, ReadStream, Records
+from rollbook.logservice.positions import Earliest
 from tests.regressions.defects import defect
 from tests.unit.logservice.owner_scene import Scene, play
 from tests.unit.logservice.service_scene import log_suggested_to, make_log, start_all

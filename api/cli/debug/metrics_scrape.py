@@ -17,14 +17,13 @@ from urllib.parse import urlsplit
 from rollbook.api.cli.cluster.actions import run_on_store
 from rollbook.api.cli.cluster.health import server_records
 from rollbook.api.cli.log.connection import LogAccess
+from rollbook.proto.channel_security import may_show_token, require_certificate_of
 from rollbook.proto.cluster.bookie_watcher import BookieWatcher
 from rollbook.proto.cluster.cluster_root import Cluster
 from rollbook.proto.errors import RollbookError, ServerUnreachable, Unavailable
-from rollbook.proto.loopback import may_show_token
 from rollbook.proto.ports import MetadataStore
 from rollbook.proto.runtime.system_error_text import describe_error
 from rollbook.proto.runtime.tls import trusting_context
-from rollbook.proto.tls_file_check import require_certificate_of
 
 _PATIENCE_S: Final = 5.0  # The time limit of one scrape, from the first to the last byte.
 _BYTES_MAX: Final = 4 << 20

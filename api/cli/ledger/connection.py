@@ -11,6 +11,7 @@ from rollbook.api.cli.metadata_option import Metadata
 from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.ledger.open_client import connect
+from rollbook.proto.channel_security import require_certificate_of
 from rollbook.proto.errors import (
     BadConfig,
     InvalidRequest,
@@ -24,7 +25,6 @@ from rollbook.proto.runtime.config import load_config, read_config_file
 from rollbook.proto.runtime.logging_setup import configure_logs
 from rollbook.proto.runtime.metastore import COMMAND_TIMEOUT_S
 from rollbook.proto.runtime.tls import client_context
-from rollbook.proto.tls_file_check import require_certificate_of
 
 T = TypeVar("T")
 

@@ -12,8 +12,9 @@ from rollbook.api.cli.log.connection import LogAccess
 from rollbook.api.cli.output import show_rows, shown, tell, tell_rows, time_of
 from rollbook.api.client.client import Client
 from rollbook.logservice import messages
-from rollbook.logservice.ids import LogName, parse_age_us, parse_position
+from rollbook.logservice.ids import LogName
 from rollbook.logservice.log_config import ConfigValues, LogConfig, WriterMode
+from rollbook.logservice.positions import parse_age_us, parse_position
 from rollbook.proto.errors import InvalidRequest, LogExists, NotEnoughBookies
 from rollbook.proto.printable import harmless
 from rollbook.proto.quorum import Quorum

@@ -33,17 +33,9 @@ from rollbook.api.client.reader import EventReader, RecordBatch, batches_of
 from rollbook.api.client.record_accumulator import Tally
 from rollbook.api.client.writer import Writer
 from rollbook.logservice.core.record_block import Record
-from rollbook.logservice.ids import (
-    AtOffset,
-    AtTime,
-    Earliest,
-    Position,
-    ProducerRef,
-    WriterEpoch,
-    parse_offset,
-    parse_position,
-)
+from rollbook.logservice.ids import ProducerRef, WriterEpoch, parse_offset
 from rollbook.logservice.messages import Gap, LogTail
+from rollbook.logservice.positions import AtOffset, AtTime, Earliest, Position, parse_position
 from rollbook.proto.errors import (
     DuplicateTooOld,
     Interrupted,

@@ -11,8 +11,9 @@ from rollbook.api.client.client import Client
 from rollbook.api.client.log import Log
 from rollbook.api.client.unary_calls import new_attempt
 from rollbook.logservice import messages
-from rollbook.logservice.ids import LogName, WriterEpoch, parse_age_us
+from rollbook.logservice.ids import LogName, WriterEpoch
 from rollbook.logservice.log_config import WriterMode
+from rollbook.logservice.positions import parse_age_us
 from rollbook.proto.errors import (
     DataLost,
     InvalidRequest,

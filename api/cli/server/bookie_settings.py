@@ -30,12 +30,9 @@ from rollbook.proto.runtime.config import (
     telling_who_said,
     variables_of_flags,
 )
+from rollbook.proto.runtime.host_addresses import address_of_this_host, name_of_this_host
 from rollbook.proto.runtime.logging_setup import configure_logs
 from rollbook.proto.runtime.metastore import open_metadata_store
-from rollbook.proto.runtime.network import (
-    address_of_this_host,
-    name_of_this_host,
-)
 
 logger = structlog.get_logger()
 

@@ -47,10 +47,11 @@ from rollbook.proto.runtime.config import (
     variables_of_flags,
 )
 from rollbook.proto.runtime.gc_tuning import calm_collector
+from rollbook.proto.runtime.host_addresses import name_of_this_host
 from rollbook.proto.runtime.logging_setup import configure_logs
 from rollbook.proto.runtime.malloc_tuning import keep_freed_memory
 from rollbook.proto.runtime.metastore import open_metadata_store
-from rollbook.proto.runtime.network import SocketTransport, name_of_this_host
+from rollbook.proto.runtime.network import SocketTransport
 from rollbook.proto.runtime.open_files import allow_open_files, door_of
 from rollbook.proto.runtime.tls import ClientTls, TlsFiles
 from rollbook.proto.shown_settings import shown_settings

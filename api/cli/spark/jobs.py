@@ -17,7 +17,8 @@ from rollbook.api.spark.archive_folder import Archive
 from rollbook.api.spark.pipelines import report_page
 from rollbook.api.spark.pipelines.connection import Way, selection_of
 from rollbook.api.spark.pipelines.report import Report
-from rollbook.logservice.ids import LogName, parse_age_us, parse_cursor_name
+from rollbook.logservice.ids import LogName, parse_cursor_name
+from rollbook.logservice.positions import parse_age_us
 from rollbook.proto.errors import ArchiveDamaged, BadConfig, RollbookError
 
 _BAR: Final = 30

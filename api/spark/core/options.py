@@ -11,16 +11,14 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Final, NamedTuple
 
-from rollbook.logservice.ids import (
+from rollbook.logservice.ids import LogName, Offset, parse_cursor_name
+from rollbook.logservice.positions import (
     AtOffset,
     AtTime,
     Earliest,
     Latest,
-    LogName,
-    Offset,
     Position,
     parse_age_us,
-    parse_cursor_name,
     parse_position,
 )
 from rollbook.proto.errors import BadConfig, InvalidRequest

@@ -18,9 +18,10 @@ from rollbook.ledger.ledgers import Ledgers
 from rollbook.logservice import messages
 from rollbook.logservice.config import LogServiceConfig
 from rollbook.logservice.core.record_block import Block
-from rollbook.logservice.ids import Earliest, LogName, Offset, Position, ProducerRef
+from rollbook.logservice.ids import LogName, Offset, ProducerRef
 from rollbook.logservice.log_metadata import LogMetadataStore
 from rollbook.logservice.log_ownership import LogServer
+from rollbook.logservice.positions import Earliest, Position
 from rollbook.logservice.service import LogService
 from rollbook.proto.cluster.cluster_root import open_cluster
 from rollbook.proto.errors import (

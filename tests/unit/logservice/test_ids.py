@@ -5,20 +5,22 @@ from hypothesis import strategies as st
 from rollbook.logservice.ids import (
     OFFSET_MAX,
     TIMESTAMP_US_MAX,
+    CursorName,
+    LogName,
+    Offset,
+    ProducerRef,
+    parse_cursor_name,
+    parse_offset,
+)
+from rollbook.logservice.positions import (
     Ago,
     AtCursor,
     AtOffset,
     AtTime,
     BeforeTail,
-    CursorName,
     Earliest,
     Latest,
-    LogName,
-    Offset,
     Position,
-    ProducerRef,
-    parse_cursor_name,
-    parse_offset,
     parse_position,
 )
 from rollbook.proto.errors import InvalidRequest

@@ -10,21 +10,14 @@ from rollbook.ledger.writer import LedgerWriter
 from rollbook.logservice import log_takeover as opening
 from rollbook.logservice import messages
 from rollbook.logservice.core.ledger_list import ListedLogState
-from rollbook.logservice.ids import (
-    INT64_MAX,
-    AtOffset,
-    CursorName,
-    Latest,
-    LogName,
-    Offset,
-    ProducerRef,
-)
+from rollbook.logservice.ids import INT64_MAX, CursorName, LogName, Offset, ProducerRef
 from rollbook.logservice.log_config import DELETE_GRACE_MS_MAX, ConfigValues, LogConfig
 from rollbook.logservice.log_metadata import StoredGuards, StoredLog
 from rollbook.logservice.log_ownership import _Grounds
 from rollbook.logservice.log_takeover import Opening
 from rollbook.logservice.owner import Owner
 from rollbook.logservice.owner_context import OwnerContext
+from rollbook.logservice.positions import AtOffset, Latest
 from rollbook.logservice.segment_ledgers import make_ledger
 from rollbook.logservice.service import LogService
 from rollbook.proto.cluster.uncertain_writes import create_surely, delete_surely, read_surely

@@ -11,12 +11,13 @@ from rollbook.logservice.core.ledger_list import LedgerList, LogEvent
 from rollbook.logservice.cursor_lags import CursorLags
 from rollbook.logservice.ids import CursorName, LogName, Offset, ServerId
 from rollbook.logservice.log_config import LogConfig
+from rollbook.logservice.log_deletion import delete_log
 from rollbook.logservice.log_metadata import LogMetadataStore, StoredLog
 from rollbook.logservice.log_sweeper import Sweeper
 from rollbook.logservice.lost_segments import LostSegments
 from rollbook.logservice.messages import CommitCursor
 from rollbook.logservice.owner import Owner
-from rollbook.logservice.truncation import delete_discarded, delete_log
+from rollbook.logservice.truncation import delete_discarded
 from rollbook.proto.errors import MetadataUnavailable, NoSuchLog
 from tests.unit.logservice.owner_scene import LEASE_S, LOG, Held, Scene, Server, play, refused
 

@@ -7,7 +7,7 @@ import pytest
 
 from rollbook.api.grpc.protobuf_conversion import pack, unpack
 from rollbook.logservice import messages as words
-from rollbook.logservice.ids import AtOffset, Earliest, LogName, Offset
+from rollbook.logservice.ids import LogName, Offset
 from rollbook.logservice.messages import (
     HOLDER_CHARACTERS_MAX,
     AcquireMode,
@@ -16,6 +16,7 @@ from rollbook.logservice.messages import (
     AtTail,
     ReadStream,
 )
+from rollbook.logservice.positions import AtOffset, Earliest
 from rollbook.proto.errors import InvalidRequest
 from rollbook.proto.v1 import log_pb2
 

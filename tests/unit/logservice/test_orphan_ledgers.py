@@ -4,9 +4,9 @@ import asyncio
 
 from rollbook.logservice.core.ledger_list import LogEvent, custom_metadata
 from rollbook.logservice.ids import LogUid, Offset
+from rollbook.logservice.log_deletion import delete_log, free_log
 from rollbook.logservice.log_metadata import StoredLog
 from rollbook.logservice.orphan_ledgers import YOUNG_MS, OrphanRepair, OrphanReport, belonging_of
-from rollbook.logservice.truncation import delete_log, free_log
 from rollbook.proto.errors import MetadataConflict
 from rollbook.proto.ids import LedgerId
 from tests.unit.logservice.owner_scene import LOG, Scene, play, refused

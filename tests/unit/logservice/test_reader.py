@@ -10,17 +10,7 @@ import pytest
 from rollbook.logservice import messages as words
 from rollbook.logservice import tail_lookup
 from rollbook.logservice.core.owner_placement import shard_of
-from rollbook.logservice.ids import (
-    Ago,
-    AtOffset,
-    AtTime,
-    BeforeTail,
-    Earliest,
-    Latest,
-    LogName,
-    Offset,
-    Position,
-)
+from rollbook.logservice.ids import LogName, Offset
 from rollbook.logservice.log_config import LogConfig
 from rollbook.logservice.log_ownership import _Grounds
 from rollbook.logservice.messages import (
@@ -38,6 +28,15 @@ from rollbook.logservice.messages import (
     Sealed,
     Stopped,
     WaitsFor,
+)
+from rollbook.logservice.positions import (
+    Ago,
+    AtOffset,
+    AtTime,
+    BeforeTail,
+    Earliest,
+    Latest,
+    Position,
 )
 from rollbook.logservice.reader import LogReader
 from rollbook.proto.errors import (

@@ -9,8 +9,9 @@ import pytest
 
 from rollbook.logservice import messages
 from rollbook.logservice.core.record_block import Block, pack_block
-from rollbook.logservice.ids import AtOffset, Earliest, LogName, Offset
+from rollbook.logservice.ids import LogName, Offset
 from rollbook.logservice.log_config import LogConfig
+from rollbook.logservice.positions import AtOffset, Earliest
 from rollbook.logservice.service import LogService
 from tests.support.log_cluster import PATIENCE_S, LogCluster
 

@@ -3,10 +3,11 @@
 from rollbook.logservice.core.ledger_list import ListedLogState, LogEvent
 from rollbook.logservice.ids import CursorName, LogName, Offset
 from rollbook.logservice.log_config import LogConfig
+from rollbook.logservice.log_deletion import delete_log, free_log
 from rollbook.logservice.log_metadata import StoredLog
 from rollbook.logservice.messages import CommitCursor
 from rollbook.logservice.orphan_ledgers import YOUNG_MS, OrphanRepair
-from rollbook.logservice.truncation import delete_discarded, delete_log, free_log, truncate
+from rollbook.logservice.truncation import delete_discarded, truncate
 from rollbook.proto.errors import (
     Guarded,
     InvalidRequest,

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from rollbook.logservice.core.cursors import TruncationGuards, unpack_guards
 from rollbook.logservice.core.ledger_list import (
     LEDGER_OF_LOG,
     LEDGER_OF_VERSION,
@@ -22,6 +21,7 @@ from rollbook.logservice.core.ledger_list import (
     Segment,
 )
 from rollbook.logservice.core.log_node_format import unpack_log_node
+from rollbook.logservice.core.truncation_guards import TruncationGuards, unpack_guards
 from rollbook.logservice.log_sweeper import RETENTION
 from rollbook.logservice.messages import AppendAck
 from rollbook.proto.formats.layout import Layout

@@ -9,10 +9,11 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar
 
 from rollbook.logservice.core.record_block import Block, pack_block
-from rollbook.logservice.ids import AtOffset, LogName, Offset
+from rollbook.logservice.ids import LogName, Offset
 from rollbook.logservice.log_config import LogConfig
 from rollbook.logservice.log_metadata import LogMetadataStore
 from rollbook.logservice.messages import Append, Read
+from rollbook.logservice.positions import AtOffset
 from rollbook.logservice.service import LogService
 from rollbook.proto.cluster.cluster_root import Cluster
 from rollbook.proto.errors import Outcome, QuorumTimeout, RollbookError, ServerUnreachable

@@ -12,6 +12,7 @@ from typing import Any, Final
 from rollbook.api.client.core.retries_and_outcomes import is_forgotten
 from rollbook.logservice import (
     append_stream,
+    log_deletion,
     log_takeover,
     membership,
     owner,
@@ -21,17 +22,17 @@ from rollbook.logservice import (
 )
 from rollbook.logservice import log_sweeper as log_retention
 from rollbook.logservice.append_path import AppendPath
-from rollbook.logservice.core import ledger_list, retention, segments
-from rollbook.logservice.core.cursors import TruncationGuards
+from rollbook.logservice.core import ledger_list, reader_trail, retention
 from rollbook.logservice.core.downtime_gaps import LivedTime, Witness
 from rollbook.logservice.core.ledger_list import LedgerList, ListedLogState, LogEvent, Segment
 from rollbook.logservice.core.log_end_source import listed_end
 from rollbook.logservice.core.pending_commits import PendingCommits
 from rollbook.logservice.core.producers import Producers
+from rollbook.logservice.core.reader_trail import Trail
 from rollbook.logservice.core.replayed_state import LogMemory
-from rollbook.logservice.core.segments import Trail
 from rollbook.logservice.core.sequencer import Sequencer
 from rollbook.logservice.core.takeover_backoff import TakeoverPatience
+from rollbook.logservice.core.truncation_guards import TruncationGuards
 from rollbook.logservice.ids import Offset, OwnerEpoch, SegmentId
 from rollbook.logservice.log_metadata import LogMetadataStore
 from rollbook.logservice.log_ownership import LogServer
@@ -348,7 +349,7 @@ async def _tell_nobody(self: LogService, request: Any, due: float) -> Any:
     grace_us = listed.config.delete_grace_s * 1_000_000
     event = LogEvent("log_deleted", self._clock.wall_us())
     free_at_us = self._clock.wall_us() + grace_us
-    stored = await truncation.delete_log(self._nodes, request.log, free_at_us, event)
+    stored = await log_deletion.delete_log(self._nodes, request.log, free_at_us, event)
     return DeleteLogAnswer(stored.list.free_at_us)
 
 
@@ -602,7 +603,7 @@ LOG_MUTANTS: Final = (
         "logs-readers-believe-lists",
         "A reader goes on in whatever is listed behind what it has read (RL2).",
         _BUDGET,
-        ((segments, "continues", _follows_anything),),
+        ((reader_trail, "continues", _follows_anything),),
         drill="stuck_roll",
     ),
     LogMutant(
@@ -732,7 +733,7 @@ LOG_MUTANTS: Final = (
         "logs-frees-at-once",
         "A deleted log is freed before its grace is over.",
         _BUDGET,
-        ((log_retention, "is_free", _no_grace), (truncation, "is_free", _no_grace)),
+        ((log_retention, "is_free", _no_grace), (log_deletion, "is_free", _no_grace)),
         drill="deletion",
     ),
     LogMutant(

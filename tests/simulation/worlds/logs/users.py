@@ -22,17 +22,10 @@ from typing import Any, Final
 from rollbook.api.client.core.retries_and_outcomes import begins_epoch, is_forgotten, may_repeat
 from rollbook.logservice import messages as service_words
 from rollbook.logservice.core.record_block import Block, pack_block
-from rollbook.logservice.ids import (
-    AtOffset,
-    CursorName,
-    Earliest,
-    Offset,
-    Position,
-    ProducerRef,
-    WriterEpoch,
-)
+from rollbook.logservice.ids import CursorName, Offset, ProducerRef, WriterEpoch
 from rollbook.logservice.log_config import WriterMode
 from rollbook.logservice.messages import AppendAck, Condition, WaitsFor
+from rollbook.logservice.positions import AtOffset, Earliest, Position
 from rollbook.proto.errors import (
     BeyondTail,
     ConnectionLost,

@@ -37,7 +37,8 @@ from rollbook.api.rest.server import HttpConfig
 from rollbook.api.rpc_methods import BY_REQUEST, METHODS, READ_STREAM, CallKind, Method
 from rollbook.logservice import messages
 from rollbook.logservice.core.record_block import pack_block
-from rollbook.logservice.ids import Earliest, LogName, SegmentId
+from rollbook.logservice.ids import LogName, SegmentId
+from rollbook.logservice.positions import Earliest
 from rollbook.logservice.stats import LogStats
 from rollbook.proto.errors import (
     BadConfig,

@@ -8,7 +8,8 @@ import pytest
 from rollbook.api.client.reader import EventReader, RecordBatch
 from rollbook.logservice import messages
 from rollbook.logservice.core.record_block import Codec, pack_block, stamped
-from rollbook.logservice.ids import AtOffset, Offset
+from rollbook.logservice.ids import Offset
+from rollbook.logservice.positions import AtOffset
 from rollbook.proto.addresses import parse_address
 from rollbook.proto.errors import (
     BadFrame,

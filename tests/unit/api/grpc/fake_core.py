@@ -15,20 +15,15 @@ from rollbook.logservice.core.record_block import CEILING, Block, check_block, s
 from rollbook.logservice.ids import (
     FIRST_OFFSET,
     NO_WRITER_YET,
-    AtCursor,
-    AtOffset,
-    BeforeTail,
-    Earliest,
-    Latest,
     LogName,
     Offset,
     OwnerEpoch,
-    Position,
     SegmentId,
     ServerId,
     WriterEpoch,
 )
 from rollbook.logservice.log_config import LogConfig
+from rollbook.logservice.positions import AtCursor, AtOffset, BeforeTail, Earliest, Latest, Position
 from rollbook.proto.errors import (
     BeyondTail,
     EarlierFailed,

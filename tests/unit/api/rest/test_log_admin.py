@@ -14,8 +14,9 @@ from rollbook.api.rest.message_json import example_of, from_json, schema_of, to_
 from rollbook.api.rest.metrics_and_settings import MetricsPage
 from rollbook.api.rpc_methods import METHODS, CallKind
 from rollbook.logservice import messages
-from rollbook.logservice.ids import AtCursor, CursorName, LogName, Offset
+from rollbook.logservice.ids import CursorName, LogName, Offset
 from rollbook.logservice.log_config import LogConfig, WriterMode
+from rollbook.logservice.positions import AtCursor
 from rollbook.proto.errors import BadConfig, InvalidRequest, LogDeleted, MetadataUnavailable
 from rollbook.proto.runtime.prometheus_text import Metrics
 from tests.unit.api.grpc.samples import sample

@@ -22,13 +22,7 @@ from rollbook.logservice.core.control_blocks import (
     pack_control,
     unpack_control,
 )
-from rollbook.logservice.core.cursors import (
-    TruncationGuards,
-    pack_cursor,
-    pack_guards,
-    unpack_cursor,
-    unpack_guards,
-)
+from rollbook.logservice.core.cursors import pack_cursor, unpack_cursor
 from rollbook.logservice.core.ledger_list import LedgerList, LogEvent
 from rollbook.logservice.core.log_node_format import pack_log_node, unpack_log_node
 from rollbook.logservice.core.producers import AppendedBatch
@@ -41,6 +35,7 @@ from rollbook.logservice.core.record_block import (
     stamped,
 )
 from rollbook.logservice.core.replayed_state import LogMemory
+from rollbook.logservice.core.truncation_guards import TruncationGuards, pack_guards, unpack_guards
 from rollbook.logservice.ids import (
     CursorName,
     Offset,

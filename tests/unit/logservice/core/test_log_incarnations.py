@@ -2,11 +2,12 @@
 
 import pytest
 
+from rollbook.logservice.core.config_etag import check_etag, etag_of
 from rollbook.logservice.core.ledger_list import LedgerList
-from rollbook.logservice.core.log_descriptions import check_etag, etag_of
 from rollbook.logservice.core.log_incarnations import check_life, text_of
-from rollbook.logservice.ids import AtOffset, LogName, LogUid, Offset, parse_position
+from rollbook.logservice.ids import LogName, LogUid, Offset
 from rollbook.logservice.log_config import LogConfig
+from rollbook.logservice.positions import AtOffset, parse_position
 from rollbook.proto.errors import InvalidRequest, LogReplaced, MetadataConflict
 
 LOG = LogName("ns", "log")

@@ -1,6 +1,7 @@
 """Logs of a dead server are taken over in half a second; a wrong address moves none back and forth."""
 
-from rollbook.logservice.core.takeover_backoff import Refusals, TakeoverPatience
+from rollbook.logservice.core.peer_refusals import Refusals
+from rollbook.logservice.core.takeover_backoff import TakeoverPatience
 from rollbook.logservice.ids import LogName
 
 MS = 1_000_000

@@ -17,9 +17,10 @@ import pytest
 
 from rollbook.proto.errors import DirectoryInUse
 from rollbook.proto.ports import OpenMode
+from rollbook.proto.runtime.direct_reads import DirectFiles
 from rollbook.proto.runtime.disk import SystemDisk
 from rollbook.proto.runtime.disk_aio import KernelReads
-from rollbook.proto.runtime.disk_reads import DirectFiles, probe_page_cache
+from rollbook.proto.runtime.disk_reads import probe_page_cache
 
 
 @pytest.fixture(params=[0.0, math.inf], ids=["in-threads", "on-the-spot"])
@@ -530,8 +531,8 @@ def test_range_read_a_second_time_uses_page_cache(
     def cached_pages(*_: int) -> int | None:
         return int(has_end) if can_ask else None
 
-    monkeypatch.setattr("rollbook.proto.runtime.disk_reads.cached_pages", cached_pages)
-    monkeypatch.setattr("rollbook.proto.runtime.disk_reads.probe_page_cache", lambda *_: has_end)
+    monkeypatch.setattr("rollbook.proto.runtime.direct_reads.cached_pages", cached_pages)
+    monkeypatch.setattr("rollbook.proto.runtime.direct_reads.probe_page_cache", lambda *_: has_end)
     files = DirectFiles()
     with (tmp_path / "f").open("rb") as file:
 
@@ -617,8 +618,8 @@ async def test_prefetched_bytes_are_limited_and_expire(
         return real_read(descriptor, length, position)
 
     monkeypatch.setattr(os, "pread", read)
-    monkeypatch.setattr("rollbook.proto.runtime.disk_reads._AHEAD_BYTES_MAX", 16)
-    monkeypatch.setattr("rollbook.proto.runtime.disk_reads.time.monotonic", lambda: now_s)
+    monkeypatch.setattr("rollbook.proto.runtime.read_ahead._AHEAD_BYTES_MAX", 16)
+    monkeypatch.setattr("rollbook.proto.runtime.read_ahead.time.monotonic", lambda: now_s)
     file = await disk.open(str(tmp_path / "f"), OpenMode.READ)
     for position in (0, 4, 1, 5):  # There is room for two of these.
         file.prefetch(position, 4)

@@ -11,7 +11,7 @@ import pytest
 
 from rollbook.proto.errors import BadConfig, Unavailable
 from rollbook.proto.ports import Address
-from rollbook.proto.runtime.network import SocketTransport, name_of_this_host
+from rollbook.proto.runtime.network import SocketTransport
 
 
 class Echo(asyncio.Protocol):
@@ -131,23 +131,3 @@ async def test_taken_port_is_reported_as_bad_config() -> None:
     with pytest.raises(BadConfig, match="choose another"):
         await network.listen(Echo, listener.address)
     await listener.close()
-
-
-def test_host_name_is_used_only_if_it_resolves_to_this_host(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    places = {"here": "127.0.0.1", "elsewhere": "192.0.2.1"}
-
-    def look_up(name: str, *_: object, **__: object) -> list[tuple[object, ...]]:
-        if name not in places:
-            raise socket.gaierror(socket.EAI_NONAME, "unknown name")
-        return [(socket.AF_INET, socket.SOCK_DGRAM, 17, "", (places[name], 0))]
-
-    monkeypatch.setattr(socket, "getaddrinfo", look_up)
-    monkeypatch.setattr(socket, "gethostname", lambda: "here")
-    assert name_of_this_host() == "here"
-    for name in ("elsewhere", "unknown", "localhost"):
-        monkeypatch.setattr(socket, "gethostname", lambda name=name: name)
-        with pytest.raises(BadConfig, match=name) as refused:
-            name_of_this_host()
-        assert "--advertise" in refused.value.next_step

@@ -12,7 +12,7 @@ from rollbook.api.rest import event_streams
 from rollbook.api.rest.fairness import reader_turns as shared_room
 from rollbook.api.rest.fairness.reader_turns import Events, ReaderTurns, Through
 from rollbook.logservice.core.record_block import pack_block
-from rollbook.logservice.ids import AtOffset, Latest, LogName, Offset, Position
+from rollbook.logservice.ids import LogName, Offset
 from rollbook.logservice.messages import (
     CaughtUp,
     FellBehind,
@@ -21,6 +21,7 @@ from rollbook.logservice.messages import (
     Records,
     WaitsFor,
 )
+from rollbook.logservice.positions import AtOffset, Latest, Position
 from rollbook.proto.errors import NotOwner, Overloaded, OwnerChanging
 from tests.unit.api.rest.log_routes import LOG, SSE, Site
 
