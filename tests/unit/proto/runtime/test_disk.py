@@ -20,7 +20,7 @@ from rollbook.proto.ports import OpenMode
 from rollbook.proto.runtime.direct_reads import DirectFiles
 from rollbook.proto.runtime.disk import SystemDisk
 from rollbook.proto.runtime.disk_aio import KernelReads
-from rollbook.proto.runtime.disk_reads import probe_page_cache
+from rollbook.proto.runtime.page_cache_probe import probe_page_cache
 
 
 @pytest.fixture(params=[0.0, math.inf], ids=["in-threads", "on-the-spot"])
@@ -504,8 +504,8 @@ def test_page_cache_counts_are_trusted_only_if_ever_nonzero(
         there.add(position // PAGESIZE)
         raise BlockingIOError
 
-    monkeypatch.setattr("rollbook.proto.runtime.disk_reads._telling_devices", set())
-    monkeypatch.setattr("rollbook.proto.runtime.disk_reads.cached_pages", count)
+    monkeypatch.setattr("rollbook.proto.runtime.page_cache_probe._telling_devices", set())
+    monkeypatch.setattr("rollbook.proto.runtime.page_cache_probe.cached_pages", count)
     monkeypatch.setattr(os, "preadv", read)
     with (tmp_path / "f").open("wb") as file:
         assert not probe_page_cache(file.fileno(), 0, 1_000_000)
