@@ -11,8 +11,8 @@ from rollbook.api.dashboard.form_fields import ledger_id_of, number_in
 from rollbook.api.dashboard.page_context import ShowPage, Visit
 from rollbook.api.dashboard.page_dependencies import PageSources
 from rollbook.api.dashboard.parts import Screen, with_query
+from rollbook.api.rest.callback_routes import may_see_urls
 from rollbook.api.rest.cluster import PAGE, local_operation
-from rollbook.api.rest.cluster_events import may_see_urls
 from rollbook.proto.errors import InvalidRequest
 
 

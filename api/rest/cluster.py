@@ -63,7 +63,7 @@ from rollbook.proto.runtime.prometheus_text import CONTENT_TYPE, Metrics
 from rollbook.recovery.core.operations import KEY_CHARS_MAX
 
 if TYPE_CHECKING:
-    from rollbook.api.rest.cluster_events import CallbackAdmin
+    from rollbook.api.rest.callback_routes import CallbackAdmin
 
 OPEN_PATHS: Final = ("/heartbeat",)
 PAGE: Final = 100
@@ -228,7 +228,8 @@ def make_app(
     # These are imported here because these modules import from this one.
     from rollbook.api.rest.bookie_proxy import bookie_pages
     from rollbook.api.rest.bookkeeper_paths import as_bookkeeper
-    from rollbook.api.rest.cluster_events import callbacks, events
+    from rollbook.api.rest.callback_routes import callbacks
+    from rollbook.api.rest.cluster_events import events
     from rollbook.api.rest.cookie_routes import cookies
     from rollbook.api.rest.ledger_routes import ledger_acts, ledger_ends, ledgers
 
