@@ -8,7 +8,7 @@ from fastapi import APIRouter, Path, Response
 from rollbook.api.access.authenticator import CALLER
 from rollbook.api.access.core.grants import Duty
 from rollbook.api.access.management_rights import Managing
-from rollbook.api.rest.callback_post import origin_of
+from rollbook.api.rest.callback_target import origin_of
 from rollbook.api.rest.cluster import ACTS, AWAY, ClusterAdmin
 from rollbook.api.rest.cluster_models import (
     Callback,
