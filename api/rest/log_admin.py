@@ -8,7 +8,8 @@ from typing import Annotated, Any, Final, Literal
 from fastapi import APIRouter, Query, Request, Response
 
 from rollbook.api.rest.log_records import LOG, block_in, json_response, path_of, tail_headers
-from rollbook.api.rest.message_json import field_names, from_json, schema_of, to_json
+from rollbook.api.rest.message_json import field_names, from_json, to_json
+from rollbook.api.rest.message_schema import schema_of
 from rollbook.api.rest.openapi_route_schemas import (
     ANYWHERE,
     AT_OWNER,
