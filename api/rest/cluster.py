@@ -19,6 +19,7 @@ from rollbook import __version__
 from rollbook.api.access.authenticator import CALLER
 from rollbook.api.access.core.grants import Duty
 from rollbook.api.access.management_rights import Managing
+from rollbook.api.rest.app_factory import new_app
 from rollbook.api.rest.cluster_models import (
     Audited,
     BookieIds,
@@ -41,7 +42,7 @@ from rollbook.api.rest.cluster_models import (
     WantedRecovery,
 )
 from rollbook.api.rest.effective_settings import EffectiveSettings
-from rollbook.api.rest.problems import describe_problems, new_app
+from rollbook.api.rest.problems import describe_problems
 from rollbook.api.rest.running_operations import Facts, Operation, RunningOperations
 from rollbook.proto.errors import (
     DrainBlocked,

@@ -18,10 +18,11 @@ from rollbook.api.rest import (
     log_writers,
     metrics_and_settings,
 )
+from rollbook.api.rest.app_factory import new_app
 from rollbook.api.rest.index_page import add_index
 from rollbook.api.rest.metrics_and_settings import MetricsPage
 from rollbook.api.rest.owner_routing import OwnerRouting, PeerServers
-from rollbook.api.rest.problems import describe_problems, new_app, response_of
+from rollbook.api.rest.problems import describe_problems, response_of
 from rollbook.api.rest.server import Bounds, HttpConfig, HttpServer
 from rollbook.logservice.messages import ServiceCore
 from rollbook.proto.errors import NotOwner, OwnerChanging, RollbookError
