@@ -330,8 +330,8 @@ async def _pages(settings: RecoverySettings, server: RecoveryServer) -> AsyncIte
         return
     # Imported here because FastAPI takes a third of a second to load.
     from rollbook.api.cli.server.management import ProcessAccess, management
+    from rollbook.api.dashboard.page_dependencies import OwnProcess
     from rollbook.api.dashboard.viewer_log_client import LogTls
-    from rollbook.api.rest.effective_settings import OwnProcess
     from rollbook.api.rest.metrics_server import start_metrics_page
     from rollbook.api.rest.server import HttpConfig
 
