@@ -11,7 +11,8 @@ from rollbook.api.access.core.grants import Duty, Grants, Right
 from rollbook.api.dashboard import process_screens
 from rollbook.api.dashboard.core.live_page import NewRows, live
 from rollbook.api.dashboard.core.markup import Child, Html, block, element
-from rollbook.api.dashboard.core.payload_text import VALUE_BYTES_SHOWN, Form, node_text, value_in
+from rollbook.api.dashboard.core.payload_text import VALUE_BYTES_SHOWN, Form, value_in
+from rollbook.api.dashboard.core.secret_masking import node_text
 from rollbook.api.dashboard.parts import (
     Field,
     OnLogs,
