@@ -6,7 +6,7 @@ from typing import Any
 from starlette.requests import Request
 
 from rollbook.api.access.authenticator import CALLER
-from rollbook.api.dashboard import cluster_screens, event_screens, log_screens
+from rollbook.api.dashboard import cluster_screens, event_screens
 from rollbook.api.dashboard.form_fields import ledger_id_of, number_in
 from rollbook.api.dashboard.page_context import ShowPage, Visit
 from rollbook.api.dashboard.page_dependencies import PageSources
@@ -140,4 +140,4 @@ class ClusterPages:
         path = request.query_params.get("path", "/")
         after = request.query_params.get("after", "")
         found = await visit.ask(f"node {path}", lambda: self._admin.node(path))
-        return log_screens.metadata(path, found, after)
+        return cluster_screens.metadata(path, found, after)
