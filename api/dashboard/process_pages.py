@@ -6,7 +6,7 @@ from typing import Any
 from starlette.requests import Request
 
 from rollbook.api.access.authenticator import CALLER
-from rollbook.api.dashboard import http_fetch, process_screens
+from rollbook.api.dashboard import process_screens
 from rollbook.api.dashboard.core.markup import Child
 from rollbook.api.dashboard.error_texts import error_text, sentence
 from rollbook.api.dashboard.page_context import ShowPage, Visit
@@ -71,7 +71,9 @@ class ProcessPages:
         counted: Mapping[str, Child] | str
         found: Sequence[Facts] | str
         if kind == "bookie":
-            found = await self._shown(visit, name, "/api/v1/settings", http_fetch.rows_of_settings)
+            found = await self._shown(
+                visit, name, "/api/v1/settings", process_screens.rows_of_settings
+            )
             counted = await self._shown(
                 visit, name, "/api/v1/bookie/status", process_screens.of_status
             )

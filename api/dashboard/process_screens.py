@@ -1,5 +1,6 @@
 """Screens of processes: the list of servers, and the state, settings and metrics of each."""
 
+import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -245,3 +246,18 @@ def of_status(found: Any) -> dict[str, Child]:
 
     add("", found)
     return rows
+
+
+def settings_of(text: str) -> list[dict[str, Any]]:
+    """Parses the settings that another process returned. Raises `ValueError`."""
+    found = json.loads(text)
+    return rows_of_settings(found)
+
+
+def rows_of_settings(found: Any) -> list[dict[str, str]]:
+    """Returns the rows of a page of settings. Raises `ValueError` if the page has a different format."""
+    rows = found.get("settings") if isinstance(found, dict) else None
+    names = ("section", "name", "value", "source")
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise ValueError("it does not show its settings as Rollbook does")
+    return [{name: str(row.get(name, "")) for name in names} for row in rows]
