@@ -23,7 +23,8 @@ from rollbook.api.rest.index_page import add_index
 from rollbook.api.rest.metrics_and_settings import MetricsPage
 from rollbook.api.rest.owner_routing import OwnerRouting, PeerServers
 from rollbook.api.rest.problems import describe_problems, response_of
-from rollbook.api.rest.server import Bounds, HttpConfig, HttpServer
+from rollbook.api.rest.request_limits import Bounds
+from rollbook.api.rest.server import HttpConfig, HttpServer
 from rollbook.logservice.messages import ServiceCore
 from rollbook.proto.errors import NotOwner, OwnerChanging, RollbookError
 from rollbook.proto.ports import Address
