@@ -14,12 +14,11 @@ from starlette.routing import Match, Route
 
 from rollbook.api.access.authenticator import Authenticator
 from rollbook.api.access.core.grants import Duty
-from rollbook.api.dashboard import cluster_screens
 from rollbook.api.dashboard.assets import asset_routes
 from rollbook.api.dashboard.cluster_acts import ClusterActs
 from rollbook.api.dashboard.cluster_pages import ClusterPages
 from rollbook.api.dashboard.core.sessions import Sessions
-from rollbook.api.dashboard.error_texts import error_text, error_title, sentence
+from rollbook.api.dashboard.error_texts import error_text, error_title, problem_screen, sentence
 from rollbook.api.dashboard.form_fields import DoAct, fields_of
 from rollbook.api.dashboard.live_stream import LiveStreams
 from rollbook.api.dashboard.log_acts import LogActs
@@ -111,7 +110,7 @@ class Dashboard:
                 screen = await show(request, visit)
             except RollbookError as error:
                 status = type(error).code.http
-                screen = cluster_screens.problem(
+                screen = problem_screen(
                     error_title(error), error_text(error), sentence(error.next_step)
                 )
             response = html(render(visit.framed(), screen), status)

@@ -6,8 +6,9 @@ from typing import Any, Final
 from starlette.requests import Request
 
 from rollbook.api.access.core.grants import Duty
-from rollbook.api.dashboard import event_screens
+from rollbook.api.dashboard import callback_screens
 from rollbook.api.dashboard.error_texts import sentence
+from rollbook.api.dashboard.event_screens import EVENT_KINDS
 from rollbook.api.dashboard.form_fields import (
     DoAct,
     ledger_id_of,
@@ -17,8 +18,9 @@ from rollbook.api.dashboard.form_fields import (
 )
 from rollbook.api.dashboard.page_dependencies import PageSources
 from rollbook.api.dashboard.parts import with_query
-from rollbook.api.rest.cluster import BookieActs, begin_recover, begin_verify
-from rollbook.api.rest.cluster_events import CallbackActs
+from rollbook.api.rest.callback_routes import CallbackActs
+from rollbook.api.rest.cluster import BookieActs
+from rollbook.api.rest.ledger_routes import begin_recover, begin_verify
 from rollbook.api.rest.running_operations import Facts, Operation
 from rollbook.proto.formats.lifecycle import LifecycleState
 
@@ -101,14 +103,10 @@ class ClusterActs:
     async def _act_on_callbacks(self, _: Request, fields: Mapping[str, str]) -> tuple[str, str]:
         if fields.get("act") != "create":
             raise unknown_act(fields.get("act", ""))
-        kinds = [
-            kind
-            for kind in event_screens.EVENT_KINDS
-            if fields.get(f"{event_screens.KIND_FIELD}{kind}")
-        ]
+        kinds = [kind for kind in EVENT_KINDS if fields.get(f"{callback_screens.KIND_FIELD}{kind}")]
         url, bookie = fields.get("url", "").strip(), fields.get("bookie", "").strip()
         made = await self._callbacks.create(url, kinds, bookie or None)
-        name = event_screens.short_id(made["id"])
+        name = callback_screens.short_id(made["id"])
         said = f"Callback {name} is created. Its secret, shown only here: {made['secret']}"
         return with_query("/callback", id=made["id"]), said
 
@@ -120,9 +118,9 @@ class ClusterActs:
             return with_query("/callback", id=name), said.rstrip()
         if verb == "delete":
             self._managing.require(Duty.REMOVE, "DeleteCallback")
-            require_typed(fields, event_screens.short_id(name))
+            require_typed(fields, callback_screens.short_id(name))
             await self._callbacks.delete(name)
-            return "/callbacks", f"Callback {event_screens.short_id(name)} is deleted."
+            return "/callbacks", f"Callback {callback_screens.short_id(name)} is deleted."
         raise unknown_act(verb)
 
 

@@ -6,13 +6,13 @@ from typing import Any
 from starlette.requests import Request
 
 from rollbook.api.access.authenticator import CALLER
-from rollbook.api.dashboard import cluster_screens, event_screens, log_screens
+from rollbook.api.dashboard import callback_screens, cluster_screens, event_screens
 from rollbook.api.dashboard.form_fields import ledger_id_of, number_in
 from rollbook.api.dashboard.page_context import ShowPage, Visit
 from rollbook.api.dashboard.page_dependencies import PageSources
 from rollbook.api.dashboard.parts import Screen, with_query
+from rollbook.api.rest.callback_routes import may_see_urls
 from rollbook.api.rest.cluster import PAGE, local_operation
-from rollbook.api.rest.cluster_events import may_see_urls
 from rollbook.proto.errors import InvalidRequest
 
 
@@ -124,7 +124,7 @@ class ClusterPages:
             f"callbacks {shows_urls}",
             lambda: self._admin.callbacks.list(shows_urls=shows_urls),
         )
-        return event_screens.callbacks(visit.framed(), rows, CALLER.get().principal.grants)
+        return callback_screens.callbacks(visit.framed(), rows, CALLER.get().principal.grants)
 
     async def _callback(self, request: Request, visit: Visit) -> Screen:
         name, shows_urls = request.query_params.get("id", ""), may_see_urls()
@@ -134,10 +134,10 @@ class ClusterPages:
             lambda: callbacks.read(name, shows_urls=shows_urls),
         )
         found = await visit.ask(f"deliveries {name}", lambda: callbacks.deliveries(name))
-        return event_screens.callback(visit.framed(), row, found, CALLER.get().principal.grants)
+        return callback_screens.callback(visit.framed(), row, found, CALLER.get().principal.grants)
 
     async def _metadata(self, request: Request, visit: Visit) -> Screen:
         path = request.query_params.get("path", "/")
         after = request.query_params.get("after", "")
         found = await visit.ask(f"node {path}", lambda: self._admin.node(path))
-        return log_screens.metadata(path, found, after)
+        return cluster_screens.metadata(path, found, after)

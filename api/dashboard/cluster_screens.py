@@ -1,5 +1,5 @@
 """The screens of the cluster: functions that only format facts. HTTP management returns
-the same facts.
+the same facts, except for nodes of the metadata store.
 """
 
 import json
@@ -10,8 +10,9 @@ from urllib.parse import quote
 
 from rollbook.api.access.core.grants import Duty, Grants
 from rollbook.api.dashboard.core.live_page import NewRows, live
-from rollbook.api.dashboard.core.markup import Child, Html, element
+from rollbook.api.dashboard.core.markup import Child, Html, block, element
 from rollbook.api.dashboard.core.samples import SERIES, Sample, Samples
+from rollbook.api.dashboard.core.secret_masking import node_text
 from rollbook.api.dashboard.core.worst_problem import sentence_of
 from rollbook.api.dashboard.parts import (
     BY_RIGHT,
@@ -36,6 +37,8 @@ Facts = Mapping[str, Any]
 
 STATES: Final = {"": "any state", "open": "open", "in_recovery": "in recovery", "closed": "closed"}
 _SHORT: Final = {"": "all", "true": "lack copies", "false": "have all copies"}
+_NODES_SHOWN: Final = 100
+_NODE_CHARACTERS: Final = 20_000
 _TYPED: Final = "Type its name"
 
 
@@ -492,16 +495,35 @@ def _outcome(row: Facts) -> str:
     return ", ".join(f"{name} {value}" for name, value in plain.items()) or "—"
 
 
-def sign_in(frame: PageFrame, goes_on: str) -> Screen:
-    token = Field("token", "Token", "password", more={"autocomplete": "off", "required": True})
-    says = element("p", "Show the token that ", element("code", "rollbook access add"), " printed.")
+def metadata(path: str, found: Facts, after: str) -> Screen:
+    """The metadata tree, read-only."""
+    steps: list[Child] = [link("/", "/metadata")]
+    names = [each for each in path.split("/") if each]
+    for count, name in enumerate(names, 1):
+        below = "/" + "/".join(names[:count])
+        steps += [" ", link(name, with_query("/metadata", path=below)), "/"]
+    children = [each for each in found["children"] if each > after]
+    base = path.rstrip("/")
+    lines = [
+        element("li", link(each, with_query("/metadata", path=f"{base}/{each}")))
+        for each in children[:_NODES_SHOWN]
+    ]
+    more = None
+    if len(children) > _NODES_SHOWN:
+        target = with_query("/metadata", path=path, after=children[_NODES_SHOWN - 1])
+        more = element("p", link("Next page", target))
     return Screen(
-        "Sign in", [form(frame, "/sign-in", [says], "Sign in", {"next": goes_on}, [token])]
+        f"Metadata {path}",
+        [
+            element("p", steps),
+            facts({"Version": found["version"], "Bytes": len(found["value"])}),
+            block(node_text(found["value"]), _NODE_CHARACTERS),
+            element("h2", f"Nodes below it: {len(found['children']):,}"),
+            element("ul", lines) if lines else element("p", "None."),
+            more,
+        ],
+        at="/metadata",
     )
-
-
-def problem(title: str, text: str, next_step: str) -> Screen:
-    return Screen(title, [element("p", text), element("p", next_step) if next_step else None])
 
 
 def _next(path: str, **fields: object) -> Html:

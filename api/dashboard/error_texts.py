@@ -3,7 +3,13 @@
 from collections.abc import Sequence
 
 from rollbook.api.access.authenticator import CALLER
+from rollbook.api.dashboard.core.markup import element
+from rollbook.api.dashboard.parts import Screen
 from rollbook.proto.errors import OutcomeUnknown, RollbookError, Unauthorized, Unavailable
+
+
+def problem_screen(title: str, text: str, next_step: str) -> Screen:
+    return Screen(title, [element("p", text), element("p", next_step) if next_step else None])
 
 
 def error_title(error: RollbookError) -> str:

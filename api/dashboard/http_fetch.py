@@ -4,9 +4,8 @@ A token is sent only with TLS, or to this machine.
 """
 
 import http.client
-import json
 import ssl
-from typing import Any, Final
+from typing import Final
 from urllib.parse import urlsplit
 
 from rollbook.proto.channel_security import may_show_token
@@ -53,18 +52,3 @@ def fetch(url: str, path: str, token: str, authorities: str, tls_name: str) -> s
         return answer.read(_BYTES_MAX).decode("utf-8", "replace")
     finally:
         connection.close()
-
-
-def settings_of(text: str) -> list[dict[str, Any]]:
-    """Parses the settings that another process returned. Raises `ValueError`."""
-    found = json.loads(text)
-    return rows_of_settings(found)
-
-
-def rows_of_settings(found: Any) -> list[dict[str, str]]:
-    """Returns the rows of a page of settings. Raises `ValueError` if the page has a different format."""
-    rows = found.get("settings") if isinstance(found, dict) else None
-    names = ("section", "name", "value", "source")
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise ValueError("it does not show its settings as Rollbook does")
-    return [{name: str(row.get(name, "")) for name in names} for row in rows]

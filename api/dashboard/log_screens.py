@@ -1,4 +1,4 @@
-"""The screens of logs, log servers and metadata: functions that only format facts."""
+"""The screens of logs: functions that only format facts."""
 
 import json
 import shlex
@@ -8,10 +8,9 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from rollbook.api.access.core.grants import Duty, Grants, Right
-from rollbook.api.dashboard import process_screens
 from rollbook.api.dashboard.core.live_page import NewRows, live
 from rollbook.api.dashboard.core.markup import Child, Html, block, element
-from rollbook.api.dashboard.core.payload_text import VALUE_BYTES_SHOWN, Form, node_text, value_in
+from rollbook.api.dashboard.core.payload_text import VALUE_BYTES_SHOWN, Form, value_in
 from rollbook.api.dashboard.parts import (
     Field,
     OnLogs,
@@ -27,21 +26,14 @@ from rollbook.api.dashboard.parts import (
     search,
     table,
     text_of,
-    when,
+    when_us,
     with_query,
 )
 
 Facts = Mapping[str, Any]
 
 _FORMS: Final = {each.value: each.value for each in Form}
-_NODES_SHOWN: Final = 100
-_NODE_CHARACTERS: Final = 20_000
-_US_IN_MS: Final = 1000
 _UNTYPED: Final[Mapping[str, str | bool | None]] = {"autocomplete": "off"}
-
-
-def when_us(us: Any) -> str:
-    return when(us // _US_IN_MS) if isinstance(us, int) and us else "—"
 
 
 # --- Logs -------------------------------------------------------------------------------------
@@ -429,142 +421,3 @@ def _log_acts(frame: PageFrame, view: LogView, *, is_admin: bool, may_append: bo
         says = "Makes another server the owner. No append fails because of the transfer."
         acts.append(act("transfer", "Transfer", says, chosen))
     return element("div", acts, attributes={"class": "acts"})
-
-
-# --- Servers ----------------------------------------------------------------------------------
-
-
-def servers(rows: Sequence[Facts], reached: Mapping[str, str], others: Sequence[Child]) -> Screen:
-    """`reached`: the reported state of each server, by name. `others`: the tables of other processes."""
-    lines = [
-        (
-            link(row["name"], with_query("/server", name=row["name"])),
-            badge(reached.get(row["name"], row["state"])),
-            row["address"],
-            text_of(row["http"]),
-            row["logs_owned"],
-            row["logs_degraded"],
-            row["release"],
-            when_us(row["started_us"]),
-        )
-        for row in rows
-    ]
-    columns = (
-        "Server",
-        "State",
-        "Address",
-        "REST",
-        "Owned logs",
-        "With few copies",
-        "Release",
-        "Started",
-    )
-    http = next((row["http"] for row in rows if row["http"]), "")
-    where = OnLogs(
-        f"log://{','.join(row['address'] for row in rows)}" if rows else "",
-        http,
-        ["cluster servers"] if rows else [],
-        [("GET", "/servers", "")],
-    )
-    return Screen(
-        "Servers",
-        [live("servers", table(columns, lines, "No log server is registered.")), *others],
-        calls=[("GET", "/cluster/health", "")],
-        on_logs=where if rows else None,
-        is_live=True,
-        at="/servers",
-    )
-
-
-def server(
-    frame: PageFrame,
-    row: Facts,
-    metrics: Mapping[str, float] | str,
-    settings: Sequence[Facts] | str,
-    grants: Grants,
-) -> Screen:
-    """`metrics` and `settings`: the facts, or the reason why they are not known."""
-    name = row["name"]
-    shown: dict[str, Child] = {
-        "State": badge(row["state"]),
-        "Address": row["address"],
-        "REST": text_of(row["http"]),
-        "Owned logs": row["logs_owned"],
-        "Logs with too few copies": row["logs_degraded"],
-        "Release": row["release"],
-        "Started": when_us(row["started_us"]),
-        "This life": row["server_id"],
-    }
-    verb, button, says = (
-        ("resume", "Resume", "The server takes logs again.")
-        if row["state"] == "draining"
-        else (
-            "drain",
-            "Drain",
-            "The server hands over the logs that it owns, and takes no more logs.",
-        )
-    )
-    act = None
-    if grants.may_manage(Duty.OPERATE):
-        inner = form(frame, "/server", [element("p", says)], button, {"id": name, "act": verb})
-        act = element("div", inner, attributes={"class": "acts"})
-    counted: Mapping[str, Child] | str = (
-        metrics
-        if isinstance(metrics, str)
-        else {key: f"{value:,.6g}" for key, value in sorted(metrics.items())}
-    )
-    return Screen(
-        f"Server {name}",
-        [
-            facts(shown),
-            act,
-            *process_screens.settings(settings),
-            *process_screens.metrics(counted),
-        ],
-        on_logs=OnLogs(
-            f"log://{row['address']}",
-            row["http"],
-            [f"cluster drain {shlex.quote(name)}"],
-            [
-                ("GET", "/settings", ""),
-                ("GET", "/stats", ""),
-                ("POST", f"/servers/{quote(name)}:drain", ""),
-                ("POST", f"/servers/{quote(name)}:resume", ""),
-            ],
-        ),
-        at="/servers",
-    )
-
-
-# --- Metadata ---------------------------------------------------------------------------------
-
-
-def metadata(path: str, found: Facts, after: str) -> Screen:
-    """The metadata tree, read-only."""
-    steps: list[Child] = [link("/", "/metadata")]
-    names = [each for each in path.split("/") if each]
-    for count, name in enumerate(names, 1):
-        below = "/" + "/".join(names[:count])
-        steps += [" ", link(name, with_query("/metadata", path=below)), "/"]
-    children = [each for each in found["children"] if each > after]
-    base = path.rstrip("/")
-    lines = [
-        element("li", link(each, with_query("/metadata", path=f"{base}/{each}")))
-        for each in children[:_NODES_SHOWN]
-    ]
-    more = None
-    if len(children) > _NODES_SHOWN:
-        target = with_query("/metadata", path=path, after=children[_NODES_SHOWN - 1])
-        more = element("p", link("Next page", target))
-    return Screen(
-        f"Metadata {path}",
-        [
-            element("p", steps),
-            facts({"Version": found["version"], "Bytes": len(found["value"])}),
-            block(node_text(found["value"]), _NODE_CHARACTERS),
-            element("h2", f"Nodes below it: {len(found['children']):,}"),
-            element("ul", lines) if lines else element("p", "None."),
-            more,
-        ],
-        at="/metadata",
-    )

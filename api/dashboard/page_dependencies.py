@@ -1,15 +1,25 @@
 """The objects that pages query and forms change: the cluster, its logs, and this process."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from rollbook.api.access.management_rights import Managing
 from rollbook.api.dashboard.core.samples import Samples
 from rollbook.api.dashboard.viewer_log_client import LogServers
 from rollbook.api.rest.cluster import ClusterAdmin
-from rollbook.api.rest.effective_settings import OwnProcess
 from rollbook.api.rest.running_operations import Facts, RunningOperations
+from rollbook.proto.runtime.prometheus_text import Metrics
+
+
+@dataclass(frozen=True, slots=True)
+class OwnProcess:
+    """The process that serves management and the dashboard."""
+
+    name: str
+    settings: Sequence[Mapping[str, str]] = ()
+    metrics: Metrics = field(default_factory=Metrics)
+
 
 _NAMELESS: Final = OwnProcess("this server")
 

@@ -14,6 +14,7 @@ PREFIX: Final = "/dashboard"
 BY_RIGHT: Final = "Your token does not permit changes here; they need "
 REFRESH_S: Final = 5
 RECONNECT_MS_MAX: Final = 2000
+_US_IN_MS: Final = 1000
 _CHARTS: Final = "uPlot.iife.min.js"
 SCRIPTS: Final = ("htmx.min.js", "hx-sse.min.js", "uPlot.iife.min.js", "live.js")
 _SCREENS: Final = {
@@ -281,6 +282,10 @@ def when(ms: Any) -> str:
         return datetime.fromtimestamp(ms / 1000, UTC).isoformat(sep=" ", timespec="seconds")
     except (ValueError, OverflowError, OSError):
         return f"{ms} ms"
+
+
+def when_us(us: Any) -> str:
+    return when(us // _US_IN_MS) if isinstance(us, int) and us else "—"
 
 
 def text_of(value: Any) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 from starlette.requests import Request
 
 from rollbook.api.access.authenticator import CALLER
-from rollbook.api.dashboard import http_fetch, log_screens, process_screens
+from rollbook.api.dashboard import process_screens
 from rollbook.api.dashboard.core.markup import Child
 from rollbook.api.dashboard.error_texts import error_text, sentence
 from rollbook.api.dashboard.page_context import ShowPage, Visit
@@ -32,7 +32,7 @@ class ProcessPages:
     async def _servers(self, _: Request, visit: Visit) -> Screen:
         rows = await visit.ask("servers", self._admin.log_servers)
         health = await visit.ask("health", self._admin.health)
-        return log_screens.servers(
+        return process_screens.servers(
             rows,
             {each["id"]: each["state"] for each in health["members"] if each["kind"] != "bookie"},
             process_screens.others(
@@ -61,7 +61,7 @@ class ProcessPages:
             except RollbookError as error:
                 settings = error_text(error)
         grants = CALLER.get().principal.grants
-        return log_screens.server(visit.framed(), row, metrics, settings, grants)
+        return process_screens.server(visit.framed(), row, metrics, settings, grants)
 
     async def _process(self, request: Request, visit: Visit) -> Screen:
         """The page of a bookie or a recovery server. A bookie's facts are read from the bookie. The facts of a
@@ -71,7 +71,9 @@ class ProcessPages:
         counted: Mapping[str, Child] | str
         found: Sequence[Facts] | str
         if kind == "bookie":
-            found = await self._shown(visit, name, "/api/v1/settings", http_fetch.rows_of_settings)
+            found = await self._shown(
+                visit, name, "/api/v1/settings", process_screens.rows_of_settings
+            )
             counted = await self._shown(
                 visit, name, "/api/v1/bookie/status", process_screens.of_status
             )

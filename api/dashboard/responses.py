@@ -4,8 +4,7 @@ from typing import Final
 
 from starlette.responses import RedirectResponse, Response
 
-from rollbook.api.dashboard import cluster_screens
-from rollbook.api.dashboard.error_texts import error_text, error_title, sentence
+from rollbook.api.dashboard.error_texts import error_text, error_title, problem_screen, sentence
 from rollbook.api.dashboard.parts import PageFrame, render
 from rollbook.proto.errors import EntryTooLarge, RollbookError
 
@@ -28,15 +27,13 @@ def refused(error: RollbookError, status: int) -> Response:
     """The page for a request that the server rejects."""
     if isinstance(error, EntryTooLarge) and "limit" in error.ids:
         limit = f"{error.ids['limit'] // 1024} KiB"
-        screen = cluster_screens.problem(
+        screen = problem_screen(
             "The form is too large",
             f"A form takes {limit} after encoding, and nothing was changed.",
             "Go back and send less. `rollbook log append` takes more.",
         )
     else:
-        screen = cluster_screens.problem(
-            error_title(error), error_text(error), sentence(error.next_step)
-        )
+        screen = problem_screen(error_title(error), error_text(error), sentence(error.next_step))
     return html(render(PageFrame("", "", "", ""), screen), status)
 
 

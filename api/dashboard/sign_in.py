@@ -7,11 +7,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from rollbook.api.access.authenticator import CALLER, Authenticator, anybody
-from rollbook.api.dashboard import cluster_screens
+from rollbook.api.dashboard.core.markup import element
 from rollbook.api.dashboard.core.sessions import Session, Sessions
 from rollbook.api.dashboard.error_texts import error_text
 from rollbook.api.dashboard.form_fields import fields_of
-from rollbook.api.dashboard.parts import PREFIX, PageFrame, render, with_query
+from rollbook.api.dashboard.parts import PREFIX, Field, PageFrame, Screen, form, render, with_query
 from rollbook.api.dashboard.responses import html, redirect
 from rollbook.proto.errors import Unauthorized
 
@@ -96,7 +96,7 @@ class SignIn:
             return redirect(PREFIX)
         frame = PageFrame("", "", "", "", (), "")
         goes_on = request.query_params.get("next", "")
-        return html(render(frame, cluster_screens.sign_in(frame, goes_on)), 200)
+        return html(render(frame, _sign_in_screen(frame, goes_on)), 200)
 
     async def _begin(self, request: Request) -> Response:
         """Begins a session with a new id, even if the browser sent an id."""
@@ -108,7 +108,7 @@ class SignIn:
             caller = self._authenticator.admit(f"Bearer {token}", peer=_peer_of(request))
         except Unauthorized as error:
             frame = PageFrame("", "", "", "", (("bad", error_text(error)),), "")
-            return html(render(frame, cluster_screens.sign_in(frame, goes_on)), 401)
+            return html(render(frame, _sign_in_screen(frame, goes_on)), 401)
         old = self._sessions.find(request.cookies.get(self._cookie_name(request), ""))
         if old is not None:
             self._sessions.end(old)
@@ -122,6 +122,14 @@ class SignIn:
         if session is not None and session.allows(fields.get("secret", "")):
             self._sessions.end(session)
         return redirect(SIGN_IN if self._authenticator else PREFIX)
+
+
+def _sign_in_screen(frame: PageFrame, goes_on: str) -> Screen:
+    token = Field("token", "Token", "password", more={"autocomplete": "off", "required": True})
+    says = element("p", "Show the token that ", element("code", "rollbook access add"), " printed.")
+    return Screen(
+        "Sign in", [form(frame, "/sign-in", [says], "Sign in", {"next": goes_on}, [token])]
+    )
 
 
 def _peer_of(request: Request) -> str:

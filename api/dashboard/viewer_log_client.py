@@ -12,7 +12,8 @@ from http.client import HTTPException
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
-from rollbook.api.dashboard.http_fetch import fetch, settings_of
+from rollbook.api.dashboard.http_fetch import fetch
+from rollbook.api.dashboard.process_screens import settings_of
 from rollbook.logservice import messages
 from rollbook.logservice.ids import LogName, Offset, SegmentId
 from rollbook.logservice.log_config import LogConfig, WriterMode

@@ -5,26 +5,16 @@ the client. A client that closes its side still gets the results of all appends 
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
-from google.protobuf.message import DecodeError
 
 from rollbook.api.access.authorized_service import AuthorizedService
-from rollbook.api.grpc.status import LISTENS_KEY, detail_of
+from rollbook.api.grpc.append_stream_codec import pack_results, unpack_appends
+from rollbook.api.grpc.status import LISTENS_KEY
 from rollbook.logservice.core.record_block import OPENED_BYTES_MAX, opened_bytes_of
-from rollbook.logservice.ids import INT64_MAX, LogName, Offset, WriterEpoch
-from rollbook.logservice.messages import (
-    AppendResult,
-    AppendStream,
-    Bind,
-    Condition,
-    CoreStream,
-    StreamAppend,
-)
-from rollbook.proto.errors import InvalidRequest
-from rollbook.proto.v1 import log_pb2
+from rollbook.logservice.messages import AppendStream, CoreStream, StreamAppend
 
 Context = Any  # grpc.aio.ServicerContext, of bytes.
 
@@ -66,7 +56,7 @@ class _AppendCall:
             data = await self._context.read()
             if data is grpc.aio.EOF:
                 break
-            binds, appends = _unpacked(data)
+            binds, appends = unpack_appends(data)
             self._unanswered += len(appends)
             async for run in _in_turns(appends):
                 self._stream.submit(binds, run)
@@ -79,7 +69,7 @@ class _AppendCall:
         while True:
             results = await self._stream.results()
             if results:
-                await self._context.write(_packed(results))
+                await self._context.write(pack_results(results))
             self._unanswered -= len(results)
             if not self._unanswered:
                 self._is_answered.set()
@@ -98,57 +88,3 @@ async def _in_turns(appends: list[StreamAppend]) -> AsyncIterator[list[StreamApp
             await asyncio.sleep(0)
             start, opened = index, opened_bytes_of(append.block)
     yield appends[start:] if start else appends
-
-
-def _unpacked(data: bytes) -> tuple[list[Bind], list[StreamAppend]]:
-    try:
-        message = log_pb2.AppendStreamRequest.FromString(data)
-    except DecodeError:
-        raise InvalidRequest("the message cannot be read as AppendStreamRequest") from None
-    binds = [
-        Bind(each.ref, LogName.parse(each.log), each.is_ordered, each.uid) for each in message.binds
-    ]
-    appends = [
-        StreamAppend(
-            each.number,
-            each.ref,
-            each.block,
-            _condition(each.condition) if each.HasField("condition") else None,
-        )
-        for each in message.appends
-    ]
-    return binds, appends
-
-
-def _condition(message: log_pb2.Condition) -> Condition:
-    """Raises `InvalidRequest` for an offset or epoch above 2^63-1, which no log reaches."""
-    expected = message.expected_offset if message.HasField("expected_offset") else None
-    epoch = message.writer_epoch if message.HasField("writer_epoch") else None
-    if max(expected or 0, epoch or 0) > INT64_MAX:
-        raise InvalidRequest("a number in a condition is above 2^63-1")
-    return Condition(
-        None if expected is None else Offset(expected),
-        message.must_be_empty,
-        None if epoch is None else WriterEpoch(epoch),
-    )
-
-
-def _packed(results: Sequence[AppendResult]) -> bytes:
-    response = log_pb2.AppendStreamResponse()
-    for result in results:
-        if (ack := result.ack) is not None:
-            packed = log_pb2.AppendAck(
-                first_offset=ack.first_offset,
-                next_offset=ack.next_offset,
-                timestamp_us=ack.timestamp_us,
-                is_duplicate=ack.is_duplicate,
-                owner_epoch=ack.owner_epoch,
-                writer_epoch=ack.writer_epoch,
-                ledger_id=ack.ledger_id,
-                entry_id=ack.entry_id,
-            )
-            response.results.add(number=result.number, ack=packed)
-        else:
-            assert result.error is not None
-            response.results.add(number=result.number, error=detail_of(result.error))
-    return response.SerializeToString()

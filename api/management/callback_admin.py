@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Coroutine, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
-from rollbook.api.rest.callback_post import parse_target, require_allowed
+from rollbook.api.rest.callback_target import parse_target, require_allowed
 from rollbook.proto.errors import InvalidRequest, Missing, OutcomeUnknown
 from rollbook.proto.ids import parse_bookie_id
 from rollbook.proto.ports import Clock

@@ -24,6 +24,7 @@ from rollbook.api.access.audit import AuditLog
 from rollbook.api.access.authenticator import CALLER, Authenticator
 from rollbook.api.access.core.grants import Duty
 from rollbook.api.access.management_rights import Managing
+from rollbook.api.rest.app_factory import new_app
 from rollbook.api.rest.bookie_models import (
     Doubts,
     Files,
@@ -47,16 +48,10 @@ from rollbook.api.rest.bookie_models import (
     TriggerGc,
 )
 from rollbook.api.rest.effective_settings import EffectiveSettings
-from rollbook.api.rest.problems import describe_problems, new_app
+from rollbook.api.rest.problems import describe_problems
 from rollbook.api.rest.running_operations import Facts, RunningOperations
 from rollbook.api.rest.server import HttpConfig, HttpServer
-from rollbook.proto.errors import (
-    InvalidRequest,
-    Missing,
-    NoSuchLedger,
-    Superseded,
-    Unavailable,
-)
+from rollbook.proto.errors import InvalidRequest, Missing, NoSuchLedger, Superseded, Unavailable
 from rollbook.proto.ids import LEDGER_ID_MAX
 from rollbook.proto.ports import Address
 from rollbook.proto.runtime.logging_setup import level_now, set_level

@@ -19,20 +19,18 @@ from rollbook import __version__
 from rollbook.api.access.authenticator import CALLER
 from rollbook.api.access.core.grants import Duty
 from rollbook.api.access.management_rights import Managing
+from rollbook.api.rest.app_factory import new_app
 from rollbook.api.rest.cluster_models import (
     Audited,
-    BadLedgers,
     BookieIds,
     BookieLifecycle,
     ClusterBookie,
     ClusterBookies,
     ClusterHealth,
-    ClusterLedgers,
     ClusterOperation,
     ClusterOperations,
     ClusterSummary,
     Delay,
-    LedgerWithPlaces,
     Rate,
     Recovery,
     Removal,
@@ -44,7 +42,7 @@ from rollbook.api.rest.cluster_models import (
     WantedRecovery,
 )
 from rollbook.api.rest.effective_settings import EffectiveSettings
-from rollbook.api.rest.problems import describe_problems, new_app
+from rollbook.api.rest.problems import describe_problems
 from rollbook.api.rest.running_operations import Facts, Operation, RunningOperations
 from rollbook.proto.errors import (
     DrainBlocked,
@@ -54,22 +52,19 @@ from rollbook.proto.errors import (
     MetadataConflict,
     MetadataUnavailable,
     Missing,
-    NoSuchLedger,
     NotConfirmed,
     OperationEnded,
     OutcomeUnknown,
     Overloaded,
-    PartOfLog,
     RollbookError,
 )
 from rollbook.proto.formats.lifecycle import LifecycleState
 from rollbook.proto.ids import LEDGER_ID_MAX
-from rollbook.proto.metadata import LedgerState
 from rollbook.proto.runtime.prometheus_text import CONTENT_TYPE, Metrics
 from rollbook.recovery.core.operations import KEY_CHARS_MAX
 
 if TYPE_CHECKING:
-    from rollbook.api.rest.cluster_events import CallbackAdmin
+    from rollbook.api.rest.callback_routes import CallbackAdmin
 
 OPEN_PATHS: Final = ("/heartbeat",)
 PAGE: Final = 100
@@ -218,10 +213,10 @@ IdempotencyKey = Annotated[
         description="A repeated request with the same key returns the same operation.",
     ),
 ]
-_Limit = Annotated[int, Query(ge=1, le=1000)]
-_After = Annotated[int, Query(ge=-1, le=LEDGER_ID_MAX)]
+Limit = Annotated[int, Query(ge=1, le=1000)]
 AWAY: Final = (MetadataUnavailable,)
 ACTS: Final = (MetadataUnavailable, OutcomeUnknown, MetadataConflict)
+GOES_ON: Final[dict[int | str, dict[str, Any]]] = {202: {"model": ClusterOperation}}
 
 
 def make_app(
@@ -231,6 +226,14 @@ def make_app(
     metrics: Metrics,
     settings: Sequence[Mapping[str, str]] = (),
 ) -> FastAPI:
+    # These are imported here because these modules import from this one.
+    from rollbook.api.rest.bookie_proxy import bookie_pages
+    from rollbook.api.rest.bookkeeper_paths import as_bookkeeper
+    from rollbook.api.rest.callback_routes import callbacks
+    from rollbook.api.rest.cluster_events import events
+    from rollbook.api.rest.cookie_routes import cookies
+    from rollbook.api.rest.ledger_routes import ledger_acts, ledger_ends, ledgers
+
     app = new_app(
         "Rollbook cluster",
         "Shows and manages the bookies, ledgers and repairs of one cluster.",
@@ -249,20 +252,15 @@ def make_app(
     for routes in (
         _cluster(admin, settings),
         _bookies(admin),
-        _ledgers(admin),
+        ledgers(admin),
         _recovery(admin),
         _operations(admin, operations),
     ):
         app.include_router(routes, prefix=_PREFIX, dependencies=looks)
     app.include_router(_bookie_acts(admin, managing, operations), prefix=_PREFIX)
-    app.include_router(_ledger_acts(admin, managing), prefix=_PREFIX)
+    app.include_router(ledger_acts(admin, managing), prefix=_PREFIX)
     app.include_router(_lasting_acts(admin, managing, operations), prefix=_PREFIX)
     app.include_router(_recovery_acts(admin, managing), prefix=_PREFIX)
-    # These are imported here because these modules import from this one.
-    from rollbook.api.rest.bookkeeper_paths import as_bookkeeper
-    from rollbook.api.rest.cluster_events import callbacks, events
-    from rollbook.api.rest.maintenance_routes import bookie_pages, cookies, ledger_ends
-
     acts = BookieActs(admin, managing, operations)
     app.include_router(cookies(admin, acts, looks), prefix=_PREFIX)
     app.include_router(ledger_ends(admin, acts), prefix=_PREFIX)
@@ -318,7 +316,7 @@ def _bookies(admin: ClusterAdmin) -> APIRouter:
 
     @routes.get("/bookies", responses=describe_problems(*AWAY))
     async def list_bookies(
-        after: Annotated[str, Query(max_length=255)] = "", limit: _Limit = PAGE
+        after: Annotated[str, Query(max_length=255)] = "", limit: Limit = PAGE
     ) -> ClusterBookies:
         """The bookies with an id above `after`, by id."""
         found = [each for each in await admin.bookies() if each["id"] > after]
@@ -347,37 +345,6 @@ def lifecycle_of(bookie: Facts) -> BookieLifecycle:
     )
 
 
-def _ledgers(admin: ClusterAdmin) -> APIRouter:
-    routes = APIRouter(tags=["ledgers"])
-
-    @routes.get("/ledgers", responses=describe_problems(InvalidRequest, *AWAY))
-    async def list_ledgers(
-        state: Annotated[LedgerState | None, Query()] = None,
-        bookie: Annotated[str | None, Query(max_length=255)] = None,
-        short: Annotated[bool | None, Query()] = None,
-        after: _After = -1,
-        limit: _Limit = PAGE,
-    ) -> ClusterLedgers:
-        """The ledgers with an id above `after`, ascending. A page may be empty although there is a next page."""
-        wanted = state.value if state else None
-        found, next_after = await admin.ledgers(
-            after, limit, state=wanted, bookie=bookie, short=short
-        )
-        return ClusterLedgers.model_validate({"ledgers": found, "next_after": next_after})
-
-    @routes.get("/ledgers/bad", responses=describe_problems(*AWAY))
-    async def list_bad_ledgers(after: _After = -1, limit: _Limit = PAGE) -> BadLedgers:
-        """Entries with a bad copy, found by a check, or without a copy, found by a repair. `limit` counts ledgers."""
-        found, next_after = await admin.bad_ledgers(after, limit)
-        return BadLedgers.model_validate({"entries": found, "next_after": next_after})
-
-    @routes.get("/ledgers/{ledger_id:ledger}", responses=describe_problems(NoSuchLedger, *AWAY))
-    async def get_ledger(ledger_id: LedgerNumber) -> LedgerWithPlaces:
-        return LedgerWithPlaces.model_validate(await admin.ledger(ledger_id))
-
-    return routes
-
-
 def _recovery(admin: ClusterAdmin) -> APIRouter:
     routes = APIRouter(tags=["recovery"])
 
@@ -394,7 +361,7 @@ def _operations(admin: ClusterAdmin, operations: RunningOperations) -> APIRouter
 
     @routes.get("/operations", responses=describe_problems(*AWAY))
     async def list_operations(
-        after: Annotated[str, Query(max_length=255)] = "", limit: _Limit = PAGE
+        after: Annotated[str, Query(max_length=255)] = "", limit: Limit = PAGE
     ) -> ClusterOperations:
         """The operations that are stored in metadata, newest first, then those in the memory of this server."""
         found, rest = await admin.operations(after, limit)
@@ -428,12 +395,11 @@ def _bookie_acts(
     ends, or after `_PATIENCE_S` with the path at which to query it."""
     routes = APIRouter(tags=["bookies"])
     acts = BookieActs(admin, managing, operations)
-    goes_on: dict[int | str, dict[str, Any]] = {202: {"model": ClusterOperation}}
 
     @routes.put(
         "/bookies/{bookie_id}/lifecycle",
         response_model=BookieLifecycle,
-        responses=goes_on
+        responses=GOES_ON
         | describe_problems(Missing, LifecycleConflict, DrainBlocked, Overloaded, *ACTS),
     )
     async def set_lifecycle(bookie_id: BookieName, wanted: WantedLifecycle) -> Any:
@@ -447,7 +413,7 @@ def _bookie_acts(
     @routes.post(
         "/bookies:safe-to-remove",
         response_model=Removal,
-        responses=goes_on | describe_problems(InvalidRequest, Overloaded, *AWAY),
+        responses=GOES_ON | describe_problems(InvalidRequest, Overloaded, *AWAY),
     )
     async def judge_removal(wanted: BookieIds) -> Any:
         """Whether all these bookies may be removed together. Reads the metadata of all ledgers and changes nothing."""
@@ -457,7 +423,7 @@ def _bookie_acts(
     @routes.delete(
         "/bookies/{bookie_id}",
         response_model=Removal,
-        responses=goes_on
+        responses=GOES_ON
         | describe_problems(Missing, InvalidRequest, NotConfirmed, Overloaded, *ACTS),
     )
     async def remove_bookie(
@@ -559,34 +525,6 @@ class BookieActs:
         return await self._operations.await_result(kind, work_to_its_end, _PATIENCE_S)
 
 
-def _ledger_acts(admin: ClusterAdmin, managing: Managing) -> APIRouter:
-    routes = APIRouter(tags=["ledgers"])
-
-    @routes.post(
-        "/ledgers/{ledger_id:ledger}:verify", status_code=202, responses=_begins(NoSuchLedger)
-    )
-    async def start_verify(
-        ledger_id: LedgerNumber, response: Response, key: IdempotencyKey = None
-    ) -> ClusterOperation:
-        """Verifies a ledger: reads each copy of each entry from the bookies that should have one. Repairs nothing."""
-        return begun_at(response, await begin_verify(admin, managing, ledger_id, key))
-
-    @routes.post(
-        "/ledgers/{ledger_id:ledger}:recover",
-        status_code=202,
-        responses=_begins(NoSuchLedger, PartOfLog),
-    )
-    async def start_recover(
-        ledger_id: LedgerNumber, response: Response, key: IdempotencyKey = None
-    ) -> ClusterOperation:
-        """Recovers a ledger: fences its writer, finds the last entry and closes the ledger. Refused for a segment of a
-        log.
-        """
-        return begun_at(response, await begin_recover(admin, managing, ledger_id, key))
-
-    return routes
-
-
 def _not_to_cancel(operation: Operation) -> OperationEnded:
     """The error for a request to cancel an operation that is only in one server's memory."""
     ids = {"operation": operation.id, "state": operation.describe()["state"]}
@@ -602,7 +540,9 @@ def _lasting_acts(
     """Routes that begin or cancel operations in metadata. If the process that runs one dies, another continues it."""
     routes = APIRouter(tags=["operations"])
 
-    @routes.post("/bookies:drain", status_code=202, responses=_begins(InvalidRequest, DrainBlocked))
+    @routes.post(
+        "/bookies:drain", status_code=202, responses=begin_problems(InvalidRequest, DrainBlocked)
+    )
     async def drain_bookies(
         wanted: WantedDrain, response: Response, key: IdempotencyKey = None
     ) -> ClusterOperation:
@@ -613,7 +553,7 @@ def _lasting_acts(
         about = wanted.model_dump()
         return begun_at(response, await begin(admin, managing, "drain", about, key, duty))
 
-    @routes.post("/recovery/bookies", status_code=202, responses=_begins(InvalidRequest))
+    @routes.post("/recovery/bookies", status_code=202, responses=begin_problems(InvalidRequest))
     async def recover_bookies(
         wanted: WantedRecovery, response: Response, key: IdempotencyKey = None
     ) -> ClusterOperation:
@@ -637,7 +577,7 @@ def _lasting_acts(
     return routes
 
 
-def _begins(*errors: type[RollbookError]) -> dict[int | str, dict[str, Any]]:
+def begin_problems(*errors: type[RollbookError]) -> dict[int | str, dict[str, Any]]:
     return describe_problems(*errors, DuplicateDiffers, Overloaded, *ACTS)
 
 
@@ -658,18 +598,6 @@ async def begin(
         begun = await admin.begin(kind, about, CALLER.get().principal.name, key)
         row["operation"] = begun["id"]
     return begun
-
-
-async def begin_verify(
-    admin: ClusterAdmin, managing: Managing, ledger_id: int, key: str | None = None
-) -> Facts:
-    return await begin(admin, managing, "verify", {"ledger_id": ledger_id}, key)
-
-
-async def begin_recover(
-    admin: ClusterAdmin, managing: Managing, ledger_id: int, key: str | None = None
-) -> Facts:
-    return await begin(admin, managing, "recover", {"ledger_id": ledger_id}, key)
 
 
 async def cancel(admin: ClusterAdmin, managing: Managing, operation_id: str) -> Facts:

@@ -1,20 +1,6 @@
 """Models of the settings that a process shows over HTTP, shared by log servers, bookies and recovery servers."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-
 from pydantic import BaseModel, ConfigDict, Field
-
-from rollbook.proto.runtime.prometheus_text import Metrics
-
-
-@dataclass(frozen=True, slots=True)
-class OwnProcess:
-    """The process that serves management and the dashboard."""
-
-    name: str
-    settings: Sequence[Mapping[str, str]] = ()
-    metrics: Metrics = field(default_factory=Metrics)
 
 
 class Setting(BaseModel):

@@ -18,7 +18,7 @@ The cost of clients that do not read their events is bounded, however many clien
     newcomers  until a client has shown that it reads, others are served before each piece of a large event
                (`fairness/new_reader_pacing.py`)
 
-Connections that read nothing at all are closed (`server.py`). An error that occurs after the response has
+Connections that read nothing at all are closed (`http_connection.py`). An error that occurs after the response has
 begun is sent as its last event.
 """
 

@@ -1,15 +1,15 @@
-"""The routes of logs, except for their records: configuration, verbs, writer epochs, producers, cursors, segments,
-journal; and the routes for log servers."""
+"""The routes that create, list, configure, seal, truncate, move and delete logs."""
 
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Final, Literal
 
-from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 
 from rollbook.api.rest.log_records import LOG, block_in, json_response, path_of, tail_headers
-from rollbook.api.rest.message_json import field_names, from_json, schema_of, to_json
+from rollbook.api.rest.message_json import field_names, from_json, to_json
+from rollbook.api.rest.message_schema import schema_of
 from rollbook.api.rest.openapi_route_schemas import (
     ANYWHERE,
     AT_OWNER,
@@ -22,45 +22,34 @@ from rollbook.api.rest.problems import problem_of
 from rollbook.api.rest.record_json import JSON, dumped, parse_body
 from rollbook.api.rest.route_parameters import (
     By,
-    Cursor,
-    Epoch,
     ETag,
     How,
     HowOf,
     If,
     Log,
-    Number,
+    Page,
     Routing,
     TakesRecord,
-    Version,
     media_type,
 )
 from rollbook.logservice import messages
-from rollbook.logservice.ids import LogName, SegmentId
+from rollbook.logservice.ids import LogName
 from rollbook.logservice.log_config import DELETE_GRACE_MS_MAX, ConfigValues, LogConfig
 from rollbook.proto.errors import (
     BadConfig,
-    CursorAhead,
     Guarded,
     InvalidRequest,
     LogExists,
     MetadataConflict,
     Missing,
-    NoSuchCursor,
     NoSuchServer,
     RollbookError,
-    StaleEpoch,
-    WriterHeld,
 )
 
-_PAGE_MAX: Final = 10_000
-_NAMES_MAX: Final = 1000
 # States in one page. Each may need several reads, some of them from bookies, and a take-over of the log.
 _STATES_MAX: Final = 100
 _STATES_AT_ONCE: Final = 10
-_SERVER: Final = "/v1/servers/{server}"
 
-Page = Annotated[int, Query(ge=1, le=_PAGE_MAX)]
 Grace = Annotated[
     int | None,
     Query(
@@ -76,8 +65,6 @@ View = Annotated[
         "and fewer if the deadline passes. A log is opened for this if its owner died."
     ),
 ]
-Producer = Annotated[str, Path(description="The producer's id.", min_length=1, max_length=64)]
-Server = Annotated[str, Path(description="A server's name or id.", max_length=300)]
 
 routes: Final = APIRouter(default_response_class=Response)
 
@@ -192,7 +179,7 @@ async def ensure_log(routing: Routing, request: Request, log: Log, how: How) -> 
     """Creates the log unless it exists. A new log gets the server's defaults for the fields that the body does not
     name. An existing log stays as it is; if it differs in a named field, the response is 409.
     """
-    wanted = await _said(request) or {}
+    wanted = await json_body(request) or {}
     config = from_json(wanted, ConfigValues) if wanted else None
     names = tuple(field_names(LogConfig)[each] for each in wanted)
     state: messages.LogState = await routing.ask(messages.EnsureLog(log, config, names), how)
@@ -229,7 +216,7 @@ async def update_log(
     """Changes the fields of the configuration that the body names. If the request has `If-Match`, the configuration
     must still have this `ETag`.
     """
-    wanted = await _said(request, is_required=True)
+    wanted = await json_body(request, is_required=True)
     config = from_json(wanted, ConfigValues)
     names = tuple(field_names(LogConfig)[each] for each in wanted)
     return _state_response(await routing.ask(messages.UpdateLog(log, config, names, etag), how))
@@ -263,7 +250,7 @@ async def undelete_log(routing: Routing, request: Request, log: Log, how: HowOf)
     """Restores a deleted log with its records. `uid`: the log's uid, if several logs were deleted under the name. `to`:
     a new name, if the old one is taken.
     """
-    said = await _said(request) or {}
+    said = await json_body(request) or {}
     word = from_json(said, messages.UndeleteLog, log=log)
     return json_response(await routing.ask(word, how))
 
@@ -288,7 +275,7 @@ def _state_response(state: messages.LogState, status: int = 200) -> Response:
     return json_response(state, status=status, headers=headers)
 
 
-async def _said(request: Request, *, is_required: bool = False) -> Any:
+async def json_body(request: Request, *, is_required: bool = False) -> Any:
     """The JSON body; None if it is empty. Raises `InvalidRequest`."""
     body = await request.body()
     if not body and not is_required:
@@ -311,7 +298,7 @@ async def _said(request: Request, *, is_required: bool = False) -> Any:
 )
 async def truncate(routing: Routing, request: Request, log: Log, how: HowOf) -> Response:
     """Removes the records before a position. `dry_run`: only returns what would be removed."""
-    said = await _said(request, is_required=True)
+    said = await json_body(request, is_required=True)
     return json_response(
         await routing.ask(from_json(said, messages.Truncate, log=log, uid=how.uid), how)
     )
@@ -354,203 +341,7 @@ async def roll(routing: Routing, log: Log, how: HowOf) -> Response:
 )
 async def transfer(routing: Routing, request: Request, log: Log, how: HowOf) -> Response:
     """Hands the log over to another server. No append fails because of it."""
-    said = await _said(request, is_required=True)
+    said = await json_body(request, is_required=True)
     return json_response(
         await routing.ask(from_json(said, messages.TransferLog, log=log, uid=how.uid), how)
     )
-
-
-# --- Writer epochs ----------------------------------------------------------------------------
-
-
-@routes.post(
-    f"{LOG}/writer",
-    tags=["writer"],
-    **described(
-        messages.WriterGrant,
-        status=201,
-        errors=(*AT_OWNER, WriterHeld, StaleEpoch),
-        says=messages.AcquireWriter,
-    ),
-)
-async def acquire_writer(routing: Routing, request: Request, log: Log, how: HowOf) -> Response:
-    """Makes the caller the log's exclusive writer, with a new epoch. Refused if another writer holds the log, unless
-    `mode` is `wait` or `steal`. Earlier writers are fenced: their acknowledged records are below `fence_offset`, and no
-    later append of theirs is acknowledged.
-    """
-    said = await _said(request, is_required=True)
-    grant = await routing.ask(from_json(said, messages.AcquireWriter, log=log, uid=how.uid), how)
-    return json_response(grant, status=201)
-
-
-@routes.put(
-    f"{LOG}/writer",
-    tags=["writer"],
-    **described(messages.WriterGrant, errors=(*AT_OWNER, StaleEpoch)),
-)
-async def renew_writer(routing: Routing, log: Log, how: HowOf, epoch: Epoch) -> Response:
-    """Renews the writer epoch for the granted time."""
-    return json_response(await routing.ask(messages.RenewWriter(log, epoch), how))
-
-
-@routes.delete(
-    f"{LOG}/writer", tags=["writer"], **described(status=204, errors=(*AT_OWNER, StaleEpoch))
-)
-async def release_writer(routing: Routing, log: Log, how: HowOf, epoch: Epoch) -> Response:
-    """Releases the writer epoch, so that another writer can acquire the log."""
-    await routing.ask(messages.ReleaseWriter(log, epoch), how)
-    return Response(status_code=204)
-
-
-# --- Producers --------------------------------------------------------------------------------
-
-
-@routes.post(
-    f"{LOG}/producers/{{producer}}",
-    tags=["records"],
-    **described(messages.ProducerProgress, status=201, errors=AT_OWNER),
-)
-async def begin_producer(routing: Routing, log: Log, how: HowOf, producer: Producer) -> Response:
-    """Begins the next epoch of a producer, and returns how many records the producer has appended. Appends in this
-    epoch have `Producer-Seq` 0, 1, 2, …; older epochs are refused.
-    """
-    word = messages.BeginProducer(log, producer.encode())
-    return json_response(await routing.ask(word, how), status=201)
-
-
-# --- Cursors ----------------------------------------------------------------------------------
-
-
-@routes.get(f"{LOG}/cursors", tags=["cursors"], **described(messages.Cursors))
-async def list_cursors(
-    routing: Routing,
-    log: Log,
-    how: HowOf,
-    page_token: Annotated[str, Query(max_length=600)] = "",
-    limit: Annotated[int, Query(ge=1, le=1000)] = 1000,
-) -> Response:
-    """The log's cursors, by name; `next_page` is the `page_token` of the next page."""
-    return json_response(await routing.ask(messages.ListCursors(log, page_token, limit), how))
-
-
-@routes.get(
-    f"{LOG}/cursors/{{cursor}}",
-    tags=["cursors"],
-    **described(messages.Cursor, errors=(*ANYWHERE, NoSuchCursor)),
-)
-async def get_cursor(routing: Routing, log: Log, how: HowOf, cursor: Cursor) -> Response:
-    """A cursor: a named position. A protected cursor is a mark, which holds truncation and retention back."""
-    return _cursor_response(await routing.ask(messages.GetCursor(log, cursor), how))
-
-
-@routes.put(
-    f"{LOG}/cursors/{{cursor}}",
-    tags=["cursors"],
-    **described(
-        messages.Cursor,
-        errors=(*ANYWHERE, MetadataConflict, CursorAhead, Guarded),
-        says=messages.CommitCursor,
-        without=("log", "uid", "name", "expected_version"),
-    ),
-)
-async def commit_cursor(
-    routing: Routing, request: Request, log: Log, how: HowOf, cursor: Cursor, version: Version
-) -> Response:
-    """Moves or creates a cursor. `If-Match`: only if it has this version; `If-None-Match: *`: only if there is none."""
-    said = await _said(request, is_required=True)
-    given = {"log": log, "name": cursor, "expected_version": version, "uid": how.uid}
-    return _cursor_response(await routing.ask(from_json(said, messages.CommitCursor, **given), how))
-
-
-@routes.delete(
-    f"{LOG}/cursors/{{cursor}}",
-    tags=["cursors"],
-    **described(status=204, errors=(*ANYWHERE, MetadataConflict)),
-)
-async def delete_cursor(
-    routing: Routing, log: Log, how: HowOf, cursor: Cursor, version: Version
-) -> Response:
-    """Deletes a cursor, which then holds back neither truncation nor retention."""
-    await routing.ask(messages.DeleteCursor(log, cursor, version), how)
-    return Response(status_code=204)
-
-
-def _cursor_response(cursor: messages.Cursor) -> Response:
-    return json_response(cursor, headers={"etag": f'"{cursor.version}"'})
-
-
-# --- Inside, and around -----------------------------------------------------------------------
-
-
-@routes.get(f"{LOG}/segments", tags=["logs"], **described(messages.Segments))
-async def list_segments(
-    routing: Routing, log: Log, how: HowOf, start: Number = 0, limit: Page = 1000
-) -> Response:
-    """The log's segments and their ledgers."""
-    return json_response(
-        await routing.ask(messages.ListSegments(log, SegmentId(start), limit), how)
-    )
-
-
-@routes.get(f"{LOG}/journal", tags=["logs"], **described(messages.LogJournal))
-async def get_journal(routing: Routing, log: Log, how: HowOf, limit: Page = 100) -> Response:
-    """The log's event history, newest first."""
-    return json_response(await routing.ask(messages.GetJournal(log, limit), how))
-
-
-@routes.get("/v1/owners", tags=["cluster"], **described(messages.LogOwners))
-async def lookup(
-    routing: Routing,
-    how: How,
-    log: Annotated[list[str], Query(max_length=_NAMES_MAX, description="namespace/log")],
-) -> Response:
-    """The owners of these logs, or the servers that should own them. Logs that do not exist are left out."""
-    names = tuple(LogName.parse(each) for each in log)
-    return json_response(await routing.ask(messages.Lookup(names), how))
-
-
-@routes.get("/v1/servers", tags=["cluster"], **described(messages.Servers))
-async def list_servers(routing: Routing, how: How) -> Response:
-    """The live log servers. `url` is the HTTP address of a server, or empty if it has none."""
-    found = to_json(await routing.ask(messages.ListServers(), how))
-    for each in found["servers"]:
-        each["url"] = routing.url_of(each["address"])
-    return Response(dumped(found), media_type=JSON)
-
-
-@routes.get("/v1/stats", tags=["cluster"], **described(messages.ServerStats))
-async def get_server_stats(routing: Routing, how: How) -> Response:
-    """The counters of this server."""
-    return json_response(await routing.ask(messages.GetServerStats(), how))
-
-
-@routes.get("/v1/outage", tags=["cluster"], **described(messages.Outage))
-async def get_outage(routing: Routing, how: How) -> Response:
-    """The outages of bookies and of the metadata store that this server knows of. Responds within a second."""
-    return json_response(await routing.ask(messages.GetOutage(), how))
-
-
-@routes.get("/v1/limits", tags=["cluster"], **described(messages.ServiceLimits))
-async def get_limits(routing: Routing, how: How) -> Response:
-    """The limits of logs and requests."""
-    return json_response(await routing.ask(messages.GetLimits(), how))
-
-
-@routes.post(
-    f"{_SERVER}:drain",
-    tags=["cluster"],
-    **described(messages.DrainAnswer, status=202, errors=(*AT_OWNER, NoSuchServer)),
-)
-async def drain(routing: Routing, how: How, server: Server) -> Response:
-    """Drains a server: it hands over its logs and opens no more. Repeat the request to see how many logs are left."""
-    return json_response(await routing.ask(messages.DrainServer(server), how), status=202)
-
-
-@routes.post(
-    f"{_SERVER}:resume",
-    tags=["cluster"],
-    **described(messages.DrainAnswer, errors=(*AT_OWNER, NoSuchServer)),
-)
-async def resume(routing: Routing, how: How, server: Server) -> Response:
-    """Ends a drain: the server accepts logs again."""
-    return json_response(await routing.ask(messages.DrainServer(server, resume=True), how))

@@ -9,12 +9,22 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from rollbook import __version__
 from rollbook.api.access.authenticator import Authenticator
 from rollbook.api.access.authorized_service import AuthorizedService
-from rollbook.api.rest import log_admin, log_records, metrics_and_settings
+from rollbook.api.rest import (
+    log_admin,
+    log_cursors,
+    log_records,
+    log_segments,
+    log_servers,
+    log_writers,
+    metrics_and_settings,
+)
+from rollbook.api.rest.app_factory import new_app
 from rollbook.api.rest.index_page import add_index
 from rollbook.api.rest.metrics_and_settings import MetricsPage
 from rollbook.api.rest.owner_routing import OwnerRouting, PeerServers
-from rollbook.api.rest.problems import describe_problems, new_app, response_of
-from rollbook.api.rest.server import Bounds, HttpConfig, HttpServer
+from rollbook.api.rest.problems import describe_problems, response_of
+from rollbook.api.rest.request_limits import Bounds
+from rollbook.api.rest.server import HttpConfig, HttpServer
 from rollbook.logservice.messages import ServiceCore
 from rollbook.proto.errors import NotOwner, OwnerChanging, RollbookError
 from rollbook.proto.ports import Address
@@ -90,8 +100,8 @@ def make_app(
     _add_probes(app, is_ready)
     add_index(app, dashboard, asks_for_tokens=asks_for_tokens)
     app.state.routing = routing
-    app.include_router(log_records.routes)
-    app.include_router(log_admin.routes)
+    for each in (log_records, log_admin, log_writers, log_cursors, log_segments, log_servers):
+        app.include_router(each.routes)
     if shown is not None:
         app.state.metrics_page = shown
         app.include_router(metrics_and_settings.routes)

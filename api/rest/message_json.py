@@ -1,4 +1,4 @@
-"""Converts messages of the log service to JSON and back, and generates their JSON schemas.
+"""Converts messages of the log service to JSON and back. `message_schema.py` has their schemas.
 
     Python                        JSON
     int, str, bool, float         the same; integers up to 2^63-1
@@ -17,27 +17,18 @@ is reported with its name. The message's class checks further limits of its valu
 import base64
 import binascii
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import MISSING, Field, fields
 from enum import Enum
 from functools import cache
 from types import UnionType
 from typing import Any, Final, Union, get_args, get_origin, get_type_hints
 
 from rollbook.logservice.ids import INT64_MAX, CursorName, LogName, parse_cursor_name
-from rollbook.logservice.messages import LogJournal
 from rollbook.logservice.positions import Position, parse_position
 from rollbook.proto.errors import InvalidRequest
 
 Convert = Callable[[Any], Any]
 Json = dict[str, Any]
-
-# Published names of messages, where they differ from their classes' names.
-_TITLES: Final[dict[type, str]] = {LogJournal: "Journal"}
-_NAME_SCHEMA: Final[Json] = {"type": "string", "pattern": "^[a-z0-9][a-z0-9._-]{0,254}$"}
-_POSITION_SCHEMA: Final[Json] = {
-    "description": "123, -10, earliest, latest, ts:2026-01-31T10:00:00Z, ago:15m or cursor:NAME",
-    "type": ["string", "integer"],
-}
 
 
 def to_json(word: Any) -> Json:
@@ -56,7 +47,7 @@ def from_json(data: Any, word: Any, **given: Any) -> Any:
 def field_names(word: Any) -> dict[str, str]:
     """A request's fields by their JSON names."""
     hints = get_type_hints(word)
-    return {_key(each, hints[each.name]): each.name for each in fields(word)}
+    return {json_key(each, hints[each.name]): each.name for each in fields(word)}
 
 
 # --- To JSON ----------------------------------------------------------------------------------
@@ -66,7 +57,8 @@ def field_names(word: Any) -> dict[str, str]:
 def _writer(word: Any) -> Convert:
     hints = get_type_hints(word)
     parts = [
-        (_key(each, hints[each.name]), each.name, _to(hints[each.name])) for each in fields(word)
+        (json_key(each, hints[each.name]), each.name, _to(hints[each.name]))
+        for each in fields(word)
     ]
 
     def write(value: Any) -> Json:
@@ -79,7 +71,7 @@ def _writer(word: Any) -> Convert:
     return write
 
 
-def _key(field: "Field[Any]", hint: Any) -> str:
+def json_key(field: "Field[Any]", hint: Any) -> str:
     return f"{field.name}_b64" if bare(hint) is bytes else field.name
 
 
@@ -121,7 +113,7 @@ def _value_of(member: Enum) -> Any:
 def _reader(word: Any, given: frozenset[str]) -> Callable[[Json, Json], Any]:
     hints = get_type_hints(word)
     parts = [
-        (_key(each, hints[each.name]), each, _from(hints[each.name]), _is_optional(each, hints))
+        (json_key(each, hints[each.name]), each, _from(hints[each.name]), _is_optional(each, hints))
         for each in fields(word)
         if each.name not in given
     ]
@@ -143,7 +135,7 @@ def _reader(word: Any, given: frozenset[str]) -> Callable[[Json, Json], Any]:
                     raise InvalidRequest(
                         f"{key}: {error.message}", next_step=error.next_step
                     ) from None
-            elif not _has_default(field):
+            elif not has_default(field):
                 raise InvalidRequest(f"{key} is missing")
         return word(**found)
 
@@ -243,126 +235,5 @@ def _is_optional(field: "Field[Any]", hints: Mapping[str, Any]) -> bool:
     return type(None) in get_args(hints[field.name])
 
 
-def _has_default(field: "Field[Any]") -> bool:
+def has_default(field: "Field[Any]") -> bool:
     return field.default is not MISSING or field.default_factory is not MISSING
-
-
-# --- Schemas ----------------------------------------------------------------------------------
-
-
-def schema_of(word: Any, *, without: tuple[str, ...] = (), is_said: bool = False) -> Json:
-    """A message's JSON schema. `is_said`: clients send the message, and may leave out only fields with a default."""
-    hints = get_type_hints(word)
-    kept = [each for each in fields(word) if each.name not in without]
-    found: Json = {
-        "type": "object",
-        "title": _TITLES.get(word, word.__name__),
-        "properties": {_key(f, hints[f.name]): _schema(hints[f.name], is_said) for f in kept},
-        "required": [_key(f, hints[f.name]) for f in kept if not (is_said and _has_default(f))],
-    }
-    if text := _first_line(word):
-        found["description"] = text
-    if is_said:
-        found["additionalProperties"] = False
-    return found
-
-
-def _first_line(word: Any) -> str:
-    text = (word.__doc__ or "").partition("\n")[0]
-    return "" if text.startswith(f"{word.__name__}(") else text
-
-
-def _schema(hint: Any, is_said: bool) -> Json:
-    found = _schema_of_kind(bare(hint), is_said)
-    if type(None) not in get_args(hint):
-        return found
-    return {"anyOf": [found, {"type": "null"}]}
-
-
-def _schema_of_kind(kind: Any, is_said: bool) -> Json:
-    plain: dict[Any, Json] = {
-        int: {"type": "integer", "format": "int64"},
-        str: {"type": "string"},
-        bool: {"type": "boolean"},
-        float: {"type": "number"},
-        bytes: {"type": "string", "contentEncoding": "base64"},
-        CursorName: _NAME_SCHEMA,
-        LogName: {"type": "string"},
-        Position: _POSITION_SCHEMA,
-    }
-    if kind in plain:
-        return dict(plain[kind])
-    if get_origin(kind) is tuple:
-        member = get_args(kind)[0]
-        if get_origin(member) is tuple:
-            return {"type": "object", "additionalProperties": {"type": "string"}}
-        return {"type": "array", "items": _schema(member, is_said)}
-    if get_origin(kind) in (dict, Mapping):
-        return {"type": "object", "additionalProperties": _schema(get_args(kind)[1], is_said)}
-    if issubclass(kind, Enum):
-        return {"type": "string", "enum": [each.value for each in kind]}
-    assert is_dataclass(kind), kind
-    return schema_of(kind, is_said=is_said)
-
-
-# --- Examples ---------------------------------------------------------------------------------
-
-_EXAMPLES: Final[Json] = {
-    "address": "127.0.0.1:7400",
-    "before": 1700,
-    "etag": "5f0c2d1e",
-    "first_offset": 1700,
-    "freed_at_us": 1_795_305_600_000_000,
-    "head": 0,
-    "holder": "orders-service-1",
-    "kind": "log_opened",
-    "log": "default/orders",
-    "name": "billing",
-    "next_offset": 1703,
-    "next_page": "",
-    "offset": 1703,
-    "owner": "127.0.0.1:7400",
-    "owner_id": "log-1~0badcafe",
-    "reason": "it had no owner",
-    "server": "log-1~0badcafe",
-    "server_id": "log-1~0badcafe",
-    "started_us": 1_795_219_200_000_000,
-    "tail": 1703,
-    "time_us": 1_795_219_200_000_000,
-    "timestamp_us": 1_795_219_200_000_000,
-    "to": "log-2",
-    "updated_us": 1_795_219_200_000_000,
-    "version": "0.1.0",
-}
-
-
-def example_of(word: Any, *, without: tuple[str, ...] = ()) -> Json:
-    """An example of a message: typical values for known names, otherwise of the schema's types."""
-    hints = get_type_hints(word)
-    found: Json = {}
-    for each in fields(word):
-        if each.name not in without:
-            key = _key(each, hints[each.name])
-            found[key] = _example(each.name, hints[each.name])
-    return found
-
-
-def _example(name: str, hint: Any) -> Any:
-    kind = bare(hint)
-    if kind in (int, str) and type(_EXAMPLES.get(name)) is kind:
-        return _EXAMPLES[name]
-    if kind in (LogName, CursorName):
-        return _EXAMPLES["log" if kind is LogName else "name"]
-    if kind == Position:
-        return _EXAMPLES["before"]
-    plain: dict[Any, Any] = {int: 1, str: "", bool: False, float: 1.0, bytes: ""}
-    if kind in plain:
-        return plain[kind]
-    if get_origin(kind) is tuple:
-        member = get_args(kind)[0]
-        return {} if get_origin(member) is tuple else [_example(name.removesuffix("s"), member)]
-    if get_origin(kind) in (dict, Mapping):
-        return {}
-    if issubclass(kind, Enum):
-        return next(iter(kind)).value
-    return example_of(kind)

@@ -5,7 +5,7 @@ from typing import Final
 from fastapi.responses import PlainTextResponse, Response
 
 from rollbook import __version__
-from rollbook.api.rest.problems import new_app
+from rollbook.api.rest.app_factory import new_app
 from rollbook.api.rest.server import HttpConfig, HttpServer
 from rollbook.proto.ports import Address
 from rollbook.proto.runtime.prometheus_text import CONTENT_TYPE, Metrics

@@ -5,7 +5,8 @@ from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from rollbook.api.rest.message_json import Json, example_of, schema_of
+from rollbook.api.rest.message_json import Json
+from rollbook.api.rest.message_schema import example_of, schema_of
 from rollbook.api.rest.problems import describe_problems
 from rollbook.api.rest.record_json import BLOCK, JSON, NDJSON, RAW
 from rollbook.logservice.core.record_block import pack_block

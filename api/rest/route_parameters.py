@@ -32,6 +32,7 @@ from rollbook.logservice.messages import NO_CURSOR, Condition
 from rollbook.logservice.positions import Position, parse_position
 from rollbook.proto.errors import InvalidRequest
 
+_PAGE_MAX: Final = 10_000
 _NAME_PATTERN: Final = {"pattern": "^[a-z0-9][a-z0-9._-]{0,254}$"}
 
 _Name = Annotated[str, Path(json_schema_extra=_NAME_PATTERN)]
@@ -223,3 +224,4 @@ Epoch = Annotated[WriterEpoch, Depends(_writer_epoch)]
 ETag = Annotated[str, Depends(_etag)]
 Version = Annotated[int | None, Depends(_expected_version)]
 Number = Annotated[int, Query(ge=0, le=INT64_MAX)]
+Page = Annotated[int, Query(ge=1, le=_PAGE_MAX)]

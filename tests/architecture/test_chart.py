@@ -12,7 +12,7 @@ import pytest
 from rollbook import __version__
 from rollbook.api.cli.server.recovery import RecoveryServerConfig
 from rollbook.api.rest import bookie, cluster, log_app
-from rollbook.api.rest.callback_post import check_hosts
+from rollbook.api.rest.callback_target import check_hosts
 from rollbook.bookie.config import BookieConfig
 from rollbook.logservice.config import LogServerConfig
 from rollbook.proto.runtime.config import variables_of_flags

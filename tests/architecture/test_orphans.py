@@ -36,7 +36,7 @@ _CALLED_ELSEWHERE: Final = {
     "rollbook.proto.runtime.metastore.kazoo_link.AddWatch.serialize",
     "rollbook.proto.runtime.metastore.kazoo_link.RemoveWatches.serialize",
     # h11 calls it on the reader of a body, and `http.client` on a socket.
-    "rollbook.api.rest.server._ChunkReader.read_eof",
+    "rollbook.api.rest.http_connection._ChunkReader.read_eof",
     "rollbook.api.cli.debug.metrics_scrape._Wire.makefile",
 }
 

@@ -167,8 +167,8 @@ async def _dashboard(
     # FastAPI takes a third of a second to load.
     from rollbook.api.cli.dev.asgi_admin_client import local_pages
     from rollbook.api.cli.server.management import ProcessAccess, audit_of, management
+    from rollbook.api.dashboard.page_dependencies import OwnProcess
     from rollbook.api.dashboard.viewer_log_client import LogTls
-    from rollbook.api.rest.effective_settings import OwnProcess
     from rollbook.api.rest.server import HttpConfig
 
     metrics = Metrics()

@@ -22,7 +22,7 @@ from rollbook.api.cli.dev.local_cluster import (
 )
 from rollbook.api.cli.run_until_signal import until_stopped
 from rollbook.api.cli.server.log import DEFAULT_PORT, REST_PORT, check_rest_origins
-from rollbook.api.rest.callback_post import LOOPBACK_HOSTS
+from rollbook.api.rest.callback_target import LOOPBACK_HOSTS
 from rollbook.logservice.config import LogServerConfig
 from rollbook.proto.addresses import parse_address
 from rollbook.proto.errors import BadConfig

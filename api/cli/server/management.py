@@ -16,7 +16,7 @@ from rollbook.api.access.management_rights import Managing
 from rollbook.api.client.default_target import token_of_file
 from rollbook.api.dashboard.app import Dashboard
 from rollbook.api.dashboard.core.samples import Samples
-from rollbook.api.dashboard.page_dependencies import PageSources
+from rollbook.api.dashboard.page_dependencies import OwnProcess, PageSources
 from rollbook.api.dashboard.parts import PREFIX
 from rollbook.api.dashboard.responses import refused
 from rollbook.api.dashboard.sampler import Sampler
@@ -24,9 +24,9 @@ from rollbook.api.dashboard.viewer_log_client import IN_THE_CLEAR, LogServers, L
 from rollbook.api.management.cluster import ClusterManagement, PagesOf
 from rollbook.api.management.store_calls import StoreWatch
 from rollbook.api.rest.cluster import OPEN_PATHS, make_app
-from rollbook.api.rest.effective_settings import OwnProcess
+from rollbook.api.rest.request_limits import Bounds
 from rollbook.api.rest.running_operations import RunningOperations
-from rollbook.api.rest.server import Bounds, HttpConfig, HttpServer
+from rollbook.api.rest.server import HttpConfig, HttpServer
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.proto.ports import Address
 from rollbook.proto.runtime.prometheus_text import Metrics

@@ -29,7 +29,8 @@ from rollbook.api.cli.server.bookie_settings import (
 )
 from rollbook.api.cli.server.operation_handlers import describe_error, kinds_of, log_made_for
 from rollbook.api.cli.server_startup import open_with_cluster, say_ready, starting
-from rollbook.api.rest.callback_post import CallbackPost, check_hosts
+from rollbook.api.rest.callback_post import CallbackPost
+from rollbook.api.rest.callback_target import check_hosts
 from rollbook.bookie.bookie import Settings, addresses_of
 from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.ledgers import Ledgers
@@ -329,8 +330,8 @@ async def _pages(settings: RecoverySettings, server: RecoveryServer) -> AsyncIte
         return
     # Imported here because FastAPI takes a third of a second to load.
     from rollbook.api.cli.server.management import ProcessAccess, management
+    from rollbook.api.dashboard.page_dependencies import OwnProcess
     from rollbook.api.dashboard.viewer_log_client import LogTls
-    from rollbook.api.rest.effective_settings import OwnProcess
     from rollbook.api.rest.metrics_server import start_metrics_page
     from rollbook.api.rest.server import HttpConfig
 

@@ -8,7 +8,8 @@
 These files delay a response, refuse it (`Overloaded`) or cut it off, and never change its content. To
 delete the folder, delete with it:
 
-    server.py          the queue of first requests (`line`), and the wrapper around each response
+    http_connection.py the queue of first requests (`line`)
+    request_limits.py  the wrapper around each response
     owner_routing.py   `newcomers`, `rests` and the turns; without them, `follow` watches the log directly
     event_streams.py   the waits of new clients, and the bound of unsent records. `send_within`, a send
                        with a time-out, moves here

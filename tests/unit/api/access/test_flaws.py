@@ -33,7 +33,8 @@ from rollbook.api.grpc.config import GrpcConfig
 from rollbook.api.grpc.token_interceptor import Strangers
 from rollbook.api.rest.bookie import AdminServer
 from rollbook.api.rest.log_app import RestServer
-from rollbook.api.rest.server import Guard, HttpConfig
+from rollbook.api.rest.request_limits import Guard
+from rollbook.api.rest.server import HttpConfig
 from rollbook.logservice import messages
 from rollbook.proto.errors import Unauthorized
 from rollbook.proto.runtime import tls

@@ -22,12 +22,11 @@ from rollbook.api.dashboard import cluster_screens, parts
 from rollbook.api.dashboard.app import Dashboard
 from rollbook.api.dashboard.core.samples import Counted, Samples
 from rollbook.api.dashboard.core.sessions import IDLE_S
-from rollbook.api.dashboard.page_dependencies import PageSources
+from rollbook.api.dashboard.page_dependencies import OwnProcess, PageSources
 from rollbook.api.dashboard.parts import Screen
 from rollbook.api.dashboard.responses import refused
 from rollbook.api.dashboard.viewer_log_client import LogServers
 from rollbook.api.rest.cluster import OPEN_PATHS, make_app
-from rollbook.api.rest.effective_settings import OwnProcess
 from rollbook.api.rest.running_operations import RunningOperations
 from rollbook.api.rest.server import HttpConfig, HttpServer
 from rollbook.proto.errors import BookieFailed, BookieUnreachable, InvalidRequest, Missing

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from rollbook.api.rest.callback_post import parse_target
+from rollbook.api.rest.callback_target import parse_target
 from rollbook.proto.errors import (
     LifecycleConflict,
     MetadataUnavailable,

@@ -10,7 +10,8 @@ import pytest
 
 from rollbook import __version__
 from rollbook.api.rest.log_app import make_app
-from rollbook.api.rest.message_json import example_of, from_json, schema_of, to_json
+from rollbook.api.rest.message_json import from_json, to_json
+from rollbook.api.rest.message_schema import example_of, schema_of
 from rollbook.api.rest.metrics_and_settings import MetricsPage
 from rollbook.api.rpc_methods import METHODS, CallKind
 from rollbook.logservice import messages

@@ -14,10 +14,11 @@ from typing import Any
 import h11
 import pytest
 
-from rollbook.api.rest import server as module
+from rollbook.api.rest import http_connection, request_limits
 from rollbook.api.rest.fairness import loop_yield_queue, response_memory
 from rollbook.api.rest.log_app import RestServer
-from rollbook.api.rest.server import Bounds, HttpConfig
+from rollbook.api.rest.request_limits import Bounds
+from rollbook.api.rest.server import HttpConfig
 from rollbook.logservice.core.record_block import pack_block
 from rollbook.logservice.ids import LogName
 from rollbook.proto.errors import BadConfig
@@ -282,7 +283,8 @@ async def test_client_still_sending_gets_the_refusal(
     monkeypatch: pytest.MonkeyPatch, said: bytes, status: int
 ) -> None:
     """Regression: closing a connection with an unread body lost the response."""
-    monkeypatch.setattr(module, "_LINGER_S", DEADLINE_S)
+    for each in (request_limits, http_connection):
+        monkeypatch.setattr(each, "LINGER_S", DEADLINE_S)
     server = await RestServer.start(made(), HttpConfig(LOOPBACK), lambda _: "")
     loop = asyncio.get_running_loop()
     for _ in range(5):
@@ -305,15 +307,15 @@ async def test_body_is_read_in_large_slices_and_paused_after_a_refusal(
 ) -> None:
     """Covers a body with a length, and bytes sent after a refusal."""
     turns: list[tuple[bool, int, bool]] = []
-    receive = module._HttpConnection.data_received
+    receive = http_connection.HttpConnection.data_received
 
-    def seen(self: module._HttpConnection, data: bytes) -> None:
+    def seen(self: http_connection.HttpConnection, data: bytes) -> None:
         receive(self, data)
         is_forgotten = self._unheard is not None
         reads_at_once: int = self.transport.max_size  # type: ignore[attr-defined]  # asyncio's own.
         turns.append((is_forgotten, reads_at_once, self.transport.is_reading()))
 
-    monkeypatch.setattr(module._HttpConnection, "data_received", seen)
+    monkeypatch.setattr(http_connection.HttpConnection, "data_received", seen)
     server = await RestServer.start(made(), HttpConfig(LOOPBACK), lambda _: "")
     client = Client(server.address)
     kind = {"content-type": "application/octet-stream"}
@@ -336,7 +338,8 @@ async def test_refused_expect_100_request_is_closed_promptly(
     there: There, monkeypatch: pytest.MonkeyPatch, *, is_sent: bool
 ) -> None:
     """Regression: the connection stayed open for a body. A client that sends it gets the response, too."""
-    monkeypatch.setattr(module, "_LINGER_S", 0.2 if is_sent else 2 * DEADLINE_S)
+    for each in (request_limits, http_connection):
+        monkeypatch.setattr(each, "LINGER_S", 0.2 if is_sent else 2 * DEADLINE_S)
     path = f"POST {LOG}/records HTTP/1.1\r\nhost: 127.0.0.1\r\nexpect: 100-continue\r\n"
     body = bytes(5_000) if is_sent else b""
     for more, status in (
@@ -365,7 +368,8 @@ async def test_too_long_body_after_100_continue_gets_413(
     there: There, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The connection stays open while the client sends: closing it could lose the response."""
-    monkeypatch.setattr(module, "_LINGER_S", 2 * DEADLINE_S)
+    for each in (request_limits, http_connection):
+        monkeypatch.setattr(each, "LINGER_S", 2 * DEADLINE_S)
     async with asyncio.timeout(DEADLINE_S):
         reader, writer = await asyncio.open_connection(*_place(there))
         asks = _CHUNKED.replace(b"\r\n\r\n", b"\r\nexpect: 100-continue\r\n\r\n")
@@ -415,15 +419,15 @@ async def test_request_with_too_many_parts_is_rejected(there: There, bomb: str) 
 async def begun(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[list[int]]:
     """The round of the loop in which each request started; time limits are disabled."""
     monkeypatch.setattr(loop_yield_queue, "_REST_S", 3600)
-    monkeypatch.setattr(module, "_FIRST_WAITS_S_MAX", 3600)
+    monkeypatch.setattr(http_connection, "_FIRST_WAITS_S_MAX", 3600)
     found: list[int] = []
-    served, loop = module.Guard.__call__, Loop()
+    served, loop = request_limits.Guard.__call__, Loop()
 
-    async def seen(self: module.Guard, scope: Any, receive: Any, send: Any) -> None:
+    async def seen(self: request_limits.Guard, scope: Any, receive: Any, send: Any) -> None:
         found.append(loop.rounds)
         await served(self, scope, receive, send)
 
-    monkeypatch.setattr(module.Guard, "__call__", seen)
+    monkeypatch.setattr(request_limits.Guard, "__call__", seen)
     yield found
     loop.end()
 
@@ -436,7 +440,7 @@ async def test_pipelined_requests_start_several_rounds_apart(
     said = (ask % "" * 9 + ask % "connection: close\r\n").encode()
     answers = await asyncio.gather(*(there.client.say(said) for _ in range(3)))
     assert [answer.count(b"HTTP/1.1 200") for answer in answers] == [10] * 3
-    assert all(b > a + module._ROUNDS_OF_REQUEST - 2 for a, b in pairwise(begun))
+    assert all(b > a + http_connection._ROUNDS_OF_REQUEST - 2 for a, b in pairwise(begun))
 
 
 async def test_concurrent_connections_start_several_rounds_apart(
@@ -447,7 +451,7 @@ async def test_concurrent_connections_start_several_rounds_apart(
     answers = await asyncio.gather(*(there.client.say(said) for _ in range(7)))
     assert all(answer.startswith(b"HTTP/1.1 200") for answer in answers)
     assert len(begun) == 7
-    assert all(b > a + module._ROUNDS_OF_REQUEST - 2 for a, b in pairwise(begun))
+    assert all(b > a + http_connection._ROUNDS_OF_REQUEST - 2 for a, b in pairwise(begun))
 
 
 async def test_connections_completing_a_head_start_several_rounds_apart(
@@ -466,7 +470,7 @@ async def test_connections_completing_a_head_start_several_rounds_apart(
             assert b" 200 " in await reader.readuntil(b"\r\n\r\n")
             writer.close()
     assert len(begun) == 5
-    assert all(b > a + module._ROUNDS_OF_REQUEST - 2 for a, b in pairwise(begun))
+    assert all(b > a + http_connection._ROUNDS_OF_REQUEST - 2 for a, b in pairwise(begun))
 
 
 async def test_second_request_of_a_connection_skips_the_queue(
@@ -487,7 +491,7 @@ async def test_first_request_waits_a_bounded_time_for_admission(
     there: There, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loop_yield_queue, "_REST_S", 2 * DEADLINE_S)
-    monkeypatch.setattr(module, "_FIRST_WAITS_S_MAX", 0.001)
+    monkeypatch.setattr(http_connection, "_FIRST_WAITS_S_MAX", 0.001)
     endless = loop_yield_queue.AdmissionQueue(10**9)
     await endless.wait()
     monkeypatch.setattr(loop_yield_queue.AdmissionQueue, "wait", endless.wait)
@@ -506,13 +510,13 @@ async def test_chunked_body_is_read_in_bounded_slices(
 ) -> None:
     """Regression: all received bytes were parsed at once; 32-byte chunks blocked the loop for 42 ms."""
     sizes: list[int] = []
-    receive = module._HttpConnection.data_received
+    receive = http_connection.HttpConnection.data_received
 
-    def seen(self: module._HttpConnection, data: bytes) -> None:
+    def seen(self: http_connection.HttpConnection, data: bytes) -> None:
         sizes.append(len(data))
         receive(self, data)
 
-    monkeypatch.setattr(module._HttpConnection, "data_received", seen)
+    monkeypatch.setattr(http_connection.HttpConnection, "data_received", seen)
     files = TlsFiles(golden("server-a")) if is_encrypted else None
     core = made()
     server = await RestServer.start(core, HttpConfig(LOOPBACK, tls=files), lambda _: "")
@@ -531,7 +535,7 @@ async def test_chunked_body_is_read_in_bounded_slices(
 
 def parsed(*pieces: bytes) -> list[Any]:
     """Returns the events that the parser makes of these bytes."""
-    parser, events = module._Parser(), []
+    parser, events = http_connection._Parser(), []
     for piece in pieces:
         parser.receive_data(piece)
         while (event := parser.next_event()) not in (h11.NEED_DATA, h11.PAUSED):
@@ -696,7 +700,7 @@ async def test_head_in_pieces_shares_one_admission_time_limit(
         await asyncio.sleep(0)
 
     monkeypatch.setattr(loop_yield_queue.AdmissionQueue, "wait", wait)
-    monkeypatch.setattr(module._HttpConnection, "_first_may_wait_s", 600.0)
+    monkeypatch.setattr(http_connection.HttpConnection, "_first_may_wait_s", 600.0)
     _, writer = await asyncio.open_connection(*_place(there))
     left_s = []
     async with asyncio.timeout(DEADLINE_S):
@@ -759,7 +763,7 @@ async def test_served_followers_stay_connected_when_others_wait(there: There) ->
 async def test_stalled_follower_is_closed_and_slow_one_is_kept(
     there: There, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_EXCHANGE_S", 0.2)
+    monkeypatch.setattr(http_connection, "_EXCHANGE_S", 0.2)
     log = there.core.cluster.logs[LogName("ns", "log")]
     for _ in range(40):
         log.append(pack_block([b"x" * 200_000]), None)
@@ -786,8 +790,8 @@ async def test_stalled_follower_is_closed_and_slow_one_is_kept(
 async def test_slow_head_is_closed_and_slow_body_gets_408(
     there: There, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_EXCHANGE_S", 0.2)
-    monkeypatch.setattr(module, "_BODY_S", 0.1)
+    monkeypatch.setattr(http_connection, "_EXCHANGE_S", 0.2)
+    monkeypatch.setattr(request_limits, "_BODY_S", 0.1)
     assert await there.client.say(b"GET /healthz HTTP/1.1\r\nhost: 127.") == b""
     head = f"POST {LOG}/records HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 9\r\n\r\nslow"
     answer = parse(await there.client.say(head.encode()))

@@ -6,7 +6,7 @@ from pydantic import BaseModel
 from rollbook.api.grpc.protobuf_conversion import message_of
 from rollbook.api.rest.bookie_models import LedgerPage, ReplayMark, RunState
 from rollbook.api.rest.cluster_models import ClusterSummary
-from rollbook.api.rest.message_json import schema_of
+from rollbook.api.rest.message_schema import schema_of
 from rollbook.api.rest.openapi_common_parts import name_by_title
 from rollbook.logservice.messages import LogJournal
 

@@ -13,7 +13,7 @@ from fastapi import FastAPI
 
 from rollbook.api.access.operator_token_file import token_of
 from rollbook.api.access.watched_file import WatchedFile
-from rollbook.api.rest import server as module
+from rollbook.api.rest import http_connection, request_limits
 from rollbook.api.rest.bookie import AdminServer
 from rollbook.api.rest.server import HttpConfig, HttpServer
 from rollbook.proto.errors import BadConfig
@@ -269,7 +269,7 @@ async def test_malformed_request_is_refused_and_the_server_survives(
     client: Client, data: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as impatient:
-        impatient.setattr(module, "_EXCHANGE_S", 0.3)
+        impatient.setattr(http_connection, "_EXCHANGE_S", 0.3)
         answer = await client.say(data)
     assert not answer or answer.split(b" ")[1][:1] == b"4", answer
     assert (await client.get("/health")).status == 200
@@ -288,7 +288,7 @@ async def test_corrupted_requests_are_refused(
         return bytes(found[: chance.randrange(len(found) + 1)])
 
     with monkeypatch.context() as impatient:
-        impatient.setattr(module, "_EXCHANGE_S", 0.2)
+        impatient.setattr(http_connection, "_EXCHANGE_S", 0.2)
         for _ in range(5):
             said = [noise() for _ in range(30)]
             for data, answer in zip(
@@ -301,15 +301,15 @@ async def test_corrupted_requests_are_refused(
 async def test_slow_request_is_closed_and_slow_body_gets_408(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_EXCHANGE_S", 0.3)
+    monkeypatch.setattr(http_connection, "_EXCHANGE_S", 0.3)
     slow = [
         b"",
         b"GET /health HTTP/1.1\r\nhost: x\r\n",
         b"PUT /heartbeat HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{",
     ]
     assert await asyncio.gather(*map(client.say, slow)) == [b"", b"", b""]
-    monkeypatch.setattr(module, "_EXCHANGE_S", DEADLINE_S)
-    monkeypatch.setattr(module, "_BODY_S", 0.1)
+    monkeypatch.setattr(http_connection, "_EXCHANGE_S", DEADLINE_S)
+    monkeypatch.setattr(request_limits, "_BODY_S", 0.1)
     answer = parse(await client.say(slow[2]))
     assert (answer.status, answer.reason) == (408, "INVALID")
 
@@ -318,7 +318,7 @@ async def test_client_that_reads_nothing_is_closed(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It sends many requests and reads no response."""
-    monkeypatch.setattr(module, "_EXCHANGE_S", 0.5)
+    monkeypatch.setattr(http_connection, "_EXCHANGE_S", 0.5)
     ask = f"GET /metrics HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {TOKEN}\r\n\r\n".encode()
     _, writer = await asyncio.open_connection(client.address.host, client.address.port, limit=1_024)
     writer.write(ask * 2_000)
@@ -337,7 +337,7 @@ async def test_client_that_reads_nothing_is_closed(
 
 async def test_connections_are_bounded(client: Client) -> None:
     place = client.address.host, client.address.port
-    held = [await asyncio.open_connection(*place) for _ in range(module._CONNECTIONS_MAX)]
+    held = [await asyncio.open_connection(*place) for _ in range(request_limits._CONNECTIONS_MAX)]
     reader, writer = held[-1]
     writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
     assert b"200 OK" in await reader.readline()  # The last one within the limit is served.
