@@ -1,7 +1,8 @@
-"""Renders `compose/helm/rollbook` for each set of values on standard input, and prints what came of it.
+"""Renders `compose/helm/rollbook` for each set of values on standard input, and prints the results.
 
-The environment of `make chart` runs this (`build/chart`), so nothing of ours is imported here. What it reads:
-`{NAME: VALUES}`; what it prints: `{"lint": [ERROR], "cases": {NAME: {"objects": […], "invalid": […], "error": TEXT}}}`.
+The environment of `make chart` runs this (`build/chart`), so it imports nothing from Rollbook.
+Input: `{NAME: VALUES}`. Output:
+`{"lint": [ERROR], "cases": {NAME: {"objects": […], "invalid": […], "error": TEXT}}}`.
 """
 
 import importlib
@@ -11,7 +12,7 @@ from functools import cache
 from typing import Any
 
 RELEASES = ("1.34", "1.35", "1.36", "1.37")
-OF_THE_OPERATOR = "monitoring.coreos.com/v1"  # Kubernetes itself has no schema of these.
+OF_THE_OPERATOR = "monitoring.coreos.com/v1"  # Kubernetes has no schema for it.
 
 
 def main(folder: str, release: str = "demo") -> None:
@@ -41,7 +42,7 @@ def _rendered(helm: Any, chart: Any, values: dict[str, Any], release: str) -> di
     return {"objects": objects, "invalid": invalid, "error": ""}
 
 
-@cache  # Most resources of two cases are equal.
+@cache  # Most resources are the same in several cases.
 def _problems(text: str) -> list[str]:
     validator: Any = importlib.import_module("kubernetes_validate")
     resource = json.loads(text)

@@ -1,4 +1,4 @@
-"""Counts words that nearly always mark a sentence that has to be read twice, per package.
+"""Counts the words that nearly always mark a sentence to rewrite, per package.
 
 `python -m tests.architecture.marker_words` prints the counts; `--write` records them as the new limit.
 """
@@ -21,7 +21,7 @@ LIMITS: Final = Path(__file__).with_suffix(".json")
 _CODE: Final = (*PACKAGES, "tests", "examples")
 _PROSE: Final = {tokenize.COMMENT, tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", None)}
 _BUILT: Final = {"node_modules", "target"}
-# They list the words.
+# These files list the words.
 _EXEMPT: Final = (Path(__file__), Path(__file__).with_name("test_marker_words.py"))
 
 
@@ -41,14 +41,14 @@ def counts() -> dict[str, int]:
 
 
 def prose_of(path: Path) -> str:
-    """What people read in a file: of Python comments and strings, of pages and schemas all."""
+    """The prose of a file: comments and strings of Python, and all of a page or schema."""
     if path.suffix in (".md", ".proto"):
         return path.read_text()
     if path.suffix != ".py":
         return ""
     text = path.read_text()
     if not WORDS.search(text):
-        return ""  # Most files: taking them apart is what takes time.
+        return ""  # Most files end here: tokenizing is the slow part.
     tokens = tokenize.generate_tokens(io.StringIO(text).readline)
     return "\n".join(token.string for token in tokens if token.type in _PROSE)
 

@@ -1,4 +1,4 @@
-"""The product's sources, read once and parsed if a test asks for that, for the tests that hold the conventions."""
+"""The product's sources for the tests of conventions: read once, and parsed when a test asks."""
 
 import ast
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Final
 
-# Where a program of one's own comes in: they bring the machine to shells that know only ports.
+# Entry points for users' programs: they connect the runtime to shells that know only ports.
 DOORS: Final = ("ledger/open_client.py", "ledger/sync.py")
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -25,7 +25,7 @@ class Module:
 
     @cached_property
     def nodes(self) -> tuple[ast.AST, ...]:
-        """Those of the tree, which half a dozen tests look through."""
+        """All nodes of the tree. Several tests walk them."""
         return tuple(ast.walk(self.tree))
 
     @property
@@ -38,7 +38,7 @@ class Module:
 
     @property
     def is_runtime(self) -> bool:
-        """The floor that is the machine, and the doors that build processes."""
+        """Whether this is the runtime layer or an entry point that builds processes."""
         is_machine = self.path.parts[:2] == ("proto", "runtime")
         return is_machine or self.package == "api" or str(self.path) in DOORS
 
@@ -47,7 +47,7 @@ class Module:
         return self.path.name.endswith("_pb2.py")
 
     def imports(self) -> Iterator[str]:
-        """Absolute names of what is imported, wherever in the file."""
+        """Absolute names of all imports, also of those inside functions."""
         for node in self.nodes:
             if isinstance(node, ast.Import):
                 yield from (alias.name for alias in node.names)

@@ -1,6 +1,6 @@
-"""Whatever the simulator runs sees no clock, no chance, no thread and no order but its own.
+"""Simulated code uses only the simulator's clock, randomness, threads and ordering.
 
-That the lint finds what it should is tested beside it: tests/unit/simulation/kernel/test_banned.py.
+The lint itself is tested in tests/unit/simulation/kernel/test_banned.py.
 """
 
 import pytest

@@ -1,4 +1,4 @@
-"""The chart `compose/helm/rollbook` renders to what Kubernetes takes and what our own commands accept."""
+"""The chart `compose/helm/rollbook` renders valid Kubernetes objects and valid commands."""
 
 import json
 import re
@@ -134,7 +134,7 @@ OPEN_PATHS: Final = {
 
 @cache
 def _rendered() -> dict[str, Any]:
-    """All cases by one process: loading Kubernetes' schemas takes most of its time."""
+    """Renders all cases in one process, because loading Kubernetes' schemas takes most of the time."""
     if not PYTHON.exists():
         pytest.skip(missing_piece("helm", "there is no build/chart", "make chart"))
     cases = {**OPTIONS, **{name: values for name, (values, _) in MISTAKES.items()}}
@@ -167,12 +167,12 @@ def _settings(container: Mapping[str, Any]) -> dict[str, str]:
     return {each["name"]: each.get("value", "") for each in container["env"]}
 
 
-def test_the_chart_has_no_faults() -> None:
+def test_chart_passes_helm_lint() -> None:
     assert _rendered()["lint"] == []
 
 
 @pytest.mark.parametrize("case", OPTIONS)
-def test_kubernetes_takes_what_is_rendered(case: str) -> None:
+def test_rendered_objects_are_valid_for_kubernetes(case: str) -> None:
     found = _rendered()["cases"][case]
     assert (found["error"], found["invalid"]) == ("", [])
     assert sorted(name for name, _ in _pods(case)) == sorted(
@@ -181,14 +181,14 @@ def test_kubernetes_takes_what_is_rendered(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", MISTAKES)
-def test_wrong_values_are_refused_with_a_sentence(case: str) -> None:
+def test_invalid_values_are_refused_with_a_short_error(case: str) -> None:
     error = _rendered()["cases"][case]["error"]
     assert MISTAKES[case][1] in error
     assert len(error) < 300
 
 
 @pytest.mark.parametrize("case", OPTIONS)
-def test_commands_and_settings_exist(case: str) -> None:
+def test_commands_and_variables_of_pods_exist(case: str) -> None:
     for name, pod in _pods(case):
         (container,) = pod["containers"]
         if name == "zookeeper":
@@ -206,7 +206,7 @@ def test_commands_and_settings_exist(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", OPTIONS)
-def test_probes_ask_what_is_answered_without_a_token(case: str) -> None:
+def test_probes_use_paths_that_need_no_token(case: str) -> None:
     for name, pod in _pods(case):
         if name not in SHAPES:
             continue
@@ -221,7 +221,7 @@ def test_probes_ask_what_is_answered_without_a_token(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", OPTIONS)
-def test_pods_have_no_rights(case: str) -> None:
+def test_pods_run_unprivileged(case: str) -> None:
     for name, pod in _pods(case):
         (container,) = pod["containers"]
         assert not pod["enableServiceLinks"]
@@ -253,8 +253,11 @@ def test_services_and_budgets_select_pods(case: str) -> None:
         assert each["spec"]["serviceName"] in names
 
 
-def test_with_tls_every_port_speaks_it() -> None:
-    """Kubelet shows no certificate, so no server may ask for one where it is probed (`--tls-authorities`)."""
+def test_tls_values_encrypt_every_exposed_port() -> None:
+    """Kubelet presents no client certificate, so no probed server may require one.
+
+    Therefore no server gets `--tls-authorities`.
+    """
     arguments = {name: pod["containers"][0]["args"] for name, pod in _pods("TLS")}
     for name in SHAPES:
         assert "-certificate=/etc/rollbook/tls/tls.crt" in " ".join(arguments[name])
@@ -267,7 +270,7 @@ def test_with_tls_every_port_speaks_it() -> None:
         assert "--access-file=/etc/rollbook/access/access.toml" in arguments[name]
 
 
-def test_callbacks_go_to_the_hosts_that_are_set() -> None:
+def test_callback_hosts_are_those_of_the_values() -> None:
     flag = "--callback-hosts="
     for case, wanted in (
         ("callbacks", ["hooks.example.com", "other.example.com:8443"]),
@@ -280,7 +283,7 @@ def test_callbacks_go_to_the_hosts_that_are_set() -> None:
         check_hosts(hosts)
 
 
-def test_rules_are_those_of_compose() -> None:
+def test_rules_and_dashboard_equal_those_of_compose() -> None:
     (rules,) = _objects("monitoring", "PrometheusRule")
     (group,) = rules["spec"]["groups"]
     assert [each["alert"] for each in group["rules"]] == list(ALERTS)
@@ -297,12 +300,12 @@ def test_rules_are_those_of_compose() -> None:
     )
 
 
-def test_the_image_is_that_of_this_version() -> None:
+def test_app_version_of_chart_is_the_package_version() -> None:
     assert f"\nappVersion: {__version__}\n" in (FOLDER / "Chart.yaml").read_text()
 
 
-def test_each_value_is_in_the_schema_and_on_the_page() -> None:
-    """Reads the first level only; the schema refuses what it does not know further down."""
+def test_values_are_in_the_schema_and_on_the_deploy_page() -> None:
+    """Checks the first level only; the schema refuses unknown values on deeper levels."""
     values = re.findall(r"^(\w+):", (FOLDER / "values.yaml").read_text(), re.MULTILINE)
     schema = json.loads((FOLDER / "values.schema.json").read_text())
     assert sorted(values) == sorted(set(schema["properties"]) - {"global"})

@@ -1,4 +1,4 @@
-"""`compose/compose.yaml` and its neighbours say what the commands, settings and files of the repository are."""
+"""`compose/compose.yaml` and its neighbours match the repository's commands, settings and files."""
 
 import json
 import re
@@ -28,11 +28,11 @@ SERVERS = (BookieConfig, LogServerConfig, RecoveryServerConfig)
 
 
 @pytest.mark.parametrize("command", [*COMMANDS, *_COMMAND.findall(TLS)])
-def test_each_command_can_be_typed(command: str) -> None:
+def test_compose_commands_parse(command: str) -> None:
     _parse(f"rollbook {command}", "compose.yaml")
 
 
-def test_every_part_is_started() -> None:
+def test_compose_starts_every_server() -> None:
     assert sorted(each.split()[1] for each in COMMANDS) == [
         "bookie",
         "export",
@@ -42,7 +42,7 @@ def test_every_part_is_started() -> None:
     ]
 
 
-def test_each_variable_is_a_setting() -> None:
+def test_compose_variables_are_settings() -> None:
     known = {name for each in SERVERS for name in variables_of_flags(each).values()}
     used = set(re.findall(r"(?<!\{)\b(ROLLBOOK_[A-Z_]+):", COMPOSE + TLS)) - {
         "ROLLBOOK_IMAGE",
@@ -50,17 +50,17 @@ def test_each_variable_is_a_setting() -> None:
     }
     assert {"ROLLBOOK_METADATA", "ROLLBOOK_PEER_AUTHORITIES"} <= used
     assert used - known == set()
-    for server in SERVERS:  # All of them get this one from the block that they share.
+    for server in SERVERS:  # `ROLLBOOK_INSECURE` is in the block that all servers share.
         assert "insecure" in {field.name for field in fields(server)}
 
 
-def test_variables_of_the_file_are_on_the_page() -> None:
+def test_compose_variables_are_on_the_deploy_page() -> None:
     assert [
         each for each in re.findall(r"\$\{([A-Z_]+):-", COMPOSE + TLS) if f"`{each}`" not in DEPLOY
     ] == []
 
 
-def test_ports_are_published_on_loopback_alone() -> None:
+def test_ports_are_published_on_loopback_only() -> None:
     lists = re.findall(r"^ +ports: (\[.+\])$", COMPOSE, re.MULTILINE)
     assert len(lists) == COMPOSE.count(" ports:") == 3
     assert " ports:" not in TLS
@@ -68,13 +68,13 @@ def test_ports_are_published_on_loopback_alone() -> None:
     assert all(each.startswith("127.0.0.1:${") for each in ports)
 
 
-def test_each_mounted_file_is_there() -> None:
+def test_mounted_files_exist() -> None:
     mounted = re.findall(r"(\.{1,2}/[^:\s\"]+):/", COMPOSE + TLS)
     assert mounted
     assert [each for each in mounted if not (ROOT / "compose" / each).exists()] == []
 
 
-def test_the_image_copies_what_the_engine_is_sent() -> None:
+def test_images_copy_exactly_the_unignored_files() -> None:
     ignored = (ROOT / ".dockerignore").read_text()
     sent = set(re.findall(r"^!(\S+)$", ignored, re.MULTILINE))
     text = "".join(CONTAINERFILES)
@@ -88,7 +88,9 @@ def test_the_image_copies_what_the_engine_is_sent() -> None:
     "profiles", [(), ("monitoring",), ("example",), ("spark",), ("monitoring", "example", "spark")]
 )
 @pytest.mark.parametrize("files", [("compose.yaml",), ("compose.yaml", "compose.tls.yaml")])
-def test_compose_takes_each_combination(files: tuple[str, ...], profiles: tuple[str, ...]) -> None:
+def test_docker_compose_accepts_files_with_all_profiles(
+    files: tuple[str, ...], profiles: tuple[str, ...]
+) -> None:
     program = images.FOLDER / "docker-compose"
     if not program.exists():
         how = "python -m tests deploy --prepare"
@@ -105,8 +107,8 @@ def test_compose_takes_each_combination(files: tuple[str, ...], profiles: tuple[
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_what_tls_replaces_says_the_same_besides() -> None:
-    """A command is replaced as a whole, so what it has in common is written twice."""
+def test_tls_commands_differ_from_plain_ones_in_flags_only() -> None:
+    """compose.tls.yaml replaces whole commands, so the common part is written twice."""
     (plain,) = {each for each in COMMANDS if each.startswith("server bookie")}
     encrypted, job = _COMMAND.findall(TLS)
     assert [each for each in COMMANDS if each == job[: len(each)]] == [job.partition(" --tls")[0]]

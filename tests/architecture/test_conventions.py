@@ -1,4 +1,4 @@
-"""The conventions that are cheaper to test than to remember."""
+"""Conventions of the repository that a test can check."""
 
 import ast
 import dataclasses
@@ -20,7 +20,7 @@ TEST_FUNCTION = re.compile(r"^(?:async )?def (test_\w+)", re.MULTILINE)
 
 
 def _named_tests(line: str) -> Iterator[tuple[str, str]]:
-    """File and test; `::test_…` alone is in the file that was named before."""
+    """File and test; `::test_…` without a file refers to the file named before it."""
     path = ""
     for file, name in NAMED_TEST.findall(line):
         path = file or path
@@ -36,11 +36,11 @@ def test_every_test_that_a_design_names_exists(package: str) -> None:
     }
     lines = (ROOT / package / "DESIGN.md").read_text().splitlines()
     named = {test for line in lines for test in _named_tests(line)}
-    assert not named - tests, f"{package}/DESIGN.md names tests that are not there"
+    assert not named - tests, f"{package}/DESIGN.md names tests that do not exist"
 
 
 def test_the_table_of_rules_names_pure_files_that_exist() -> None:
-    """The table leads a reader to the rule, which is what the file begins with."""
+    """Each file of the table begins with a docstring that states its rule."""
     design = (ROOT / "proto" / "DESIGN.md").read_text()
     section = design.partition("## Where each rule is\n")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| ([a-z].+) \| `([\w/.]+)` \|$", section, re.MULTILINE)
@@ -50,9 +50,9 @@ def test_the_table_of_rules_names_pure_files_that_exist() -> None:
     for rule, path in rows:
         assert path in of, f"{rule}: {path} does not exist"
         assert of[path].is_core or (path.count("/") == 1 and path.startswith("proto/")), (
-            f"{path} is not pure"
+            f"{path} is neither in a core nor at the top of proto"
         )
-        assert ast.get_docstring(of[path].tree), f"{path} does not begin with its rule"
+        assert ast.get_docstring(of[path].tree), f"{path} needs a module docstring"
 
 
 def test_every_ruling_names_its_tests() -> None:
@@ -74,14 +74,14 @@ def test_every_package_has_its_design_and_is_typed() -> None:
     [each for each in modules(*PACKAGES, "examples") if each.path.name == "__init__.py"],
     ids=lambda m: str(m.path),
 )
-def test_every_folder_says_what_it_is(module: Module) -> None:
+def test_every_package_docstring_begins_with_a_sentence(module: Module) -> None:
     said = ast.get_docstring(module.tree) or ""
     first = said.partition("\n\n")[0].replace("\n", " ")
-    assert first.endswith("."), f"{module.path} begins with a sentence: {first!r}"
-    assert not first.startswith("See "), f"{module.path} says what the folder is"
+    assert first.endswith("."), f"{module.path} must begin with a sentence, not {first!r}"
+    assert not first.startswith("See "), f"{module.path} must say what the folder is for"
 
 
-def test_every_wait_for_a_ledger_says_what_cancelling_it_leaves() -> None:
+def test_ledger_coroutines_document_cancellation() -> None:
     faces = {"ledgers", "writer", "reader", "stream", "follower"}
     waits = [
         (module.path, node)
@@ -96,7 +96,7 @@ def test_every_wait_for_a_ledger_says_what_cancelling_it_leaves() -> None:
     silent = [
         f"{path}: {n.name}" for path, n in waits if "ancel" not in (ast.get_docstring(n) or "")
     ]
-    assert not silent
+    assert not silent, "these docstrings must say what happens when the call is cancelled"
 
 
 def config_classes() -> list[tuple[Module, ast.ClassDef]]:
@@ -108,8 +108,8 @@ def config_classes() -> list[tuple[Module, ast.ClassDef]]:
     ]
 
 
-def test_every_config_key_has_a_reader() -> None:
-    """A setting that nothing reads is a promise that nobody keeps."""
+def test_every_config_field_is_read() -> None:
+    """A setting that no code reads has no effect."""
     read = {
         node.attr
         for module in hand_written()
@@ -123,7 +123,7 @@ def test_every_config_key_has_a_reader() -> None:
 
 
 def _texts(value: ast.expr) -> Iterator[str]:
-    """What an expression may come to, as far as it is written there; `{}` for the rest."""
+    """The texts that an expression may evaluate to, with `{}` for each computed part."""
     match value:
         case ast.Constant(value=str() as text):
             yield text
@@ -144,8 +144,8 @@ def _constants(module: Module) -> dict[str, ast.expr]:
     return found
 
 
-def test_what_to_do_is_said_in_one_style() -> None:
-    """It stands behind `try: `, so it is no sentence: no capital, no full stop."""
+def test_next_steps_have_no_capital_and_no_full_stop() -> None:
+    """A next step is printed after `try: `, so it has no capital letter and no full stop."""
     found = [
         (module.path, text)
         for module in hand_written()
@@ -156,12 +156,12 @@ def test_what_to_do_is_said_in_one_style() -> None:
     ]
     assert len(found) > 40
     for path, text in found:
-        assert not text[0].isupper(), f"{path}: {text}"
-        assert not text.endswith("."), f"{path}: {text}"
+        assert not text[0].isupper(), f"{path}: next_step begins with a capital: {text}"
+        assert not text.endswith("."), f"{path}: next_step ends with a full stop: {text}"
 
 
 @pytest.mark.parametrize("module", hand_written(*PACKAGES, "tests"), ids=lambda m: str(m.path))
-def test_every_ignore_names_its_code_and_its_reason(module: Module) -> None:
+def test_every_type_ignore_gives_a_code_and_a_reason(module: Module) -> None:
     for number, line in enumerate(module.text.splitlines(), 1):
         comment = line.partition("#")[2]
         if re.search(r"\btype: ignore", comment) and "re.search" not in line:
@@ -171,7 +171,7 @@ def test_every_ignore_names_its_code_and_its_reason(module: Module) -> None:
 
 
 def test_the_client_imports_nothing_heavy() -> None:
-    """`import rollbook` is for everybody's scripts: servers bring their own libraries."""
+    """Users' scripts run `import rollbook`, so it must not load the libraries of servers."""
     code = "import rollbook, sys, json; print(json.dumps(sorted(sys.modules)))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
     loaded = {name.partition(".")[0] for name in json.loads(found.stdout)}
@@ -195,8 +195,8 @@ def test_help_loads_no_command() -> None:
     assert not loaded & {"asyncio", "structlog", "kazoo", "google.protobuf", "sqlite3"}
 
 
-def test_commands_of_logs_load_nothing_of_servers() -> None:
-    """They take half as long again with the client of ledgers and the metadata stores."""
+def test_log_commands_load_no_server_modules() -> None:
+    """Loading the ledger client and the metadata stores makes these commands 1.5 times as slow."""
     names = ("log.actions", "log.append_and_read", "log.export", "cursor.actions")
     code = (
         f"import {', '.join(f'rollbook.api.cli.{each}' for each in names)}\n"
@@ -211,8 +211,8 @@ def test_commands_of_logs_load_nothing_of_servers() -> None:
     assert not set(loaded) & heavy
 
 
-def test_no_help_loads_what_its_command_does() -> None:
-    """`--help` loads the interpreter and click, and nothing more."""
+def test_help_of_every_command_loads_no_implementation() -> None:
+    """`--help` loads only click and the modules that define commands."""
     code = (
         "import json, sys, click\n"
         "from rollbook.api.cli.main import rollbook\n"
@@ -287,7 +287,7 @@ def test_no_help_loads_what_its_command_does() -> None:
 
 
 def test_requirements_match_the_lock() -> None:
-    """`requirements*.lock` are exports of uv.lock for people with plain pip."""
+    """`requirements*.lock` are exports of uv.lock for users of pip."""
     locked = {
         package["name"]: package["version"]
         for package in tomllib.loads((ROOT / "uv.lock").read_text())["package"]
@@ -306,7 +306,7 @@ def test_requirements_match_the_lock() -> None:
     assert wanted <= set(dict(pinned.findall((ROOT / "requirements.lock").read_text())))
 
 
-def test_the_version_is_said_once() -> None:
+def test_project_version_equals_package_version() -> None:
     from rollbook import __version__
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -314,15 +314,15 @@ def test_the_version_is_said_once() -> None:
 
 
 def test_optimised_python_is_refused() -> None:
-    """Our promises are asserted: without assert nothing holds them."""
+    """Rollbook checks its invariants with assert, which -O removes."""
     command = [sys.executable, "-O", "-c", "from rollbook.api.cli.main import main; main()"]
     found = subprocess.run(command, capture_output=True, check=False)
     assert found.returncode == 1
     assert b"without -O" in found.stderr
 
 
-def test_values_are_frozen() -> None:
-    """Values that `proto` shares between callers are immutable."""
+def test_shared_dataclasses_of_proto_are_frozen() -> None:
+    """Callers share these values, so they must be immutable."""
     from rollbook.proto import ports, quorum
 
     for module in (ports, quorum):
@@ -331,8 +331,8 @@ def test_values_are_frozen() -> None:
                 assert vars(value)["__dataclass_params__"].frozen, value
 
 
-def test_the_repository_speaks_of_the_product_alone() -> None:
-    """No path of one machine, in any file that git knows."""
+def test_no_file_names_a_path_of_one_machine() -> None:
+    """Checks every text file that git tracks."""
     listed = subprocess.run(
         ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False
     )
@@ -347,11 +347,11 @@ def test_the_repository_speaks_of_the_product_alone() -> None:
             and not os.path.islink(path)
         ):
             text = Path(path).read_text(errors="replace")
-            assert not private.search(text), f"{name} names a path of somebody's machine"
+            assert not private.search(text), f"{name} contains a path of one machine"
 
 
 def test_no_literal_tuple_is_unpacked_into_a_call_or_a_display() -> None:
-    """It saves lines, and hides how many arguments there are: write `f(a, b)`, not `f(*(a, b))`."""
+    """Unpacking hides how many arguments there are: write `f(a, b)`, not `f(*(a, b))`."""
     found = [
         f"{module.path}:{node.lineno}"
         for package in PACKAGES

@@ -1,4 +1,4 @@
-"""The dashboard asks for metrics that exist, of their kind, with their labels."""
+"""The dashboard's queries use existing metrics according to their kind and labels."""
 
 import dataclasses
 import json
@@ -41,7 +41,7 @@ def known() -> dict[str, Metric]:
         kind = MetricKind.COUNTER if family.type == "counter" else MetricKind.GAUGE
         name = family.name + ("_total" if family.type == "counter" else "")
         found[name] = Metric(name, kind, family.documentation)
-    source = (ROOT / "api" / "spark" / "lag.py").read_text()  # To import it takes Spark.
+    source = (ROOT / "api" / "spark" / "lag.py").read_text()  # Importing it needs Spark.
     for kind, name in re.findall(r'(Gauge|Counter)\(\s*"(rollbook_spark_\w+)"', source):
         name += "_total" if kind == "Counter" else ""
         found[name] = Metric(name, MetricKind(kind.lower()), "", "query")
@@ -55,7 +55,7 @@ def targets() -> Iterator[tuple[str, str]]:
 
 
 def faults(expr: str, legend: str) -> list[str]:
-    """What is wrong with a query."""
+    """The faults of a query."""
     found, labels = [], set(OF_PROMETHEUS)
     for name in NAMES.findall(expr):
         is_bucket = name.endswith("_bucket")
@@ -65,7 +65,7 @@ def faults(expr: str, legend: str) -> list[str]:
             continue
         labels |= {metric.label}
         if name == "rollbook_spark_lag_records":
-            labels.add("log")  # It has two.
+            labels.add("log")  # This metric has two labels.
         if is_bucket != (metric.kind is MetricKind.HISTOGRAM):
             found.append(f"{name} is a {metric.kind.value}")
         if (metric.kind is not MetricKind.GAUGE) != bool(
@@ -80,11 +80,11 @@ def faults(expr: str, legend: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("expr", "legend"), list(targets()))
-def test_each_query_asks_for_what_there_is(expr: str, legend: str) -> None:
+def test_dashboard_queries_use_existing_metrics_and_labels(expr: str, legend: str) -> None:
     assert not faults(expr, legend)
 
 
-def test_whatever_a_log_server_counts_is_shown() -> None:
+def test_dashboard_shows_log_server_metrics() -> None:
     shown = " ".join(expr for expr, _ in targets())
     hidden = {
         f"{NAMESPACE}_{metric.name}"
@@ -95,12 +95,12 @@ def test_whatever_a_log_server_counts_is_shown() -> None:
     assert dataclasses.is_dataclass(LogStats)
 
 
-def test_whatever_a_recovery_server_counts_is_shown() -> None:
+def test_dashboard_shows_recovery_server_metrics() -> None:
     shown = " ".join(expr for expr, _ in targets())
     assert all(f"rollbook_recovery_{each.name}" in shown for each in metrics_of(RecoveryStats))
 
 
-def test_no_two_panels_lie_on_each_other() -> None:
+def test_dashboard_panels_do_not_overlap() -> None:
     taken = set()
     for panel in DASHBOARD["panels"]:
         at = panel["gridPos"]
@@ -123,5 +123,5 @@ def test_no_two_panels_lie_on_each_other() -> None:
         ("sum(rollbook_log_readers", ""),
     ],
 )
-def test_a_wrong_query_is_found(expr: str, legend: str) -> None:
+def test_faulty_queries_are_detected(expr: str, legend: str) -> None:
     assert faults(expr, legend)

@@ -1,4 +1,4 @@
-"""What servers log is what their design says that they log."""
+"""The events that servers log match the tables in their DESIGN.md."""
 
 import ast
 import re
@@ -23,7 +23,7 @@ _ELSEWHERE: Final = (
     "api/access/audit.py",
 )
 
-# Events about no ledger alone.
+# Events that are about more than one ledger.
 _OF_ALL: Final = ("ledger_index_waits", "ledger_index_swept")
 _AND_OF_CLUSTER: Final = {
     "ledger": ("proto/cluster/ledger_nodes.py", "proto/cluster/bookie_watcher.py"),
@@ -43,7 +43,7 @@ def _logging() -> list[Module]:
 
 
 def _events(module: Module) -> Iterator[tuple[str, str]]:
-    """Name and level; the level is empty if it is picked at run time."""
+    """Name and level; the level is empty if it is chosen at run time."""
     for node in module.nodes:
         if not isinstance(node, ast.Call) or not node.args:
             continue
@@ -52,7 +52,9 @@ def _events(module: Module) -> Iterator[tuple[str, str]]:
                 level = attr
             case ast.Attribute(value=ast.Name(id="logger"), attr=attr) if attr == _ERROR_TOO:
                 level = "error"
-            case ast.Attribute(value=ast.Attribute(attr="_log"), attr=attr):  # Bound to a log.
+            case ast.Attribute(
+                value=ast.Attribute(attr="_log"), attr=attr
+            ):  # A logger bound to a log.
                 level = attr
             case ast.Name(id="say"):
                 level = ""
@@ -63,21 +65,21 @@ def _events(module: Module) -> Iterator[tuple[str, str]]:
                 yield part.value, level
 
 
-def test_the_design_has_the_table_of_events() -> None:
+def test_bookie_design_lists_all_events_with_levels() -> None:
     logged = {event for module in _logging() for event in _events(module)}
     table = _ROW.findall((ROOT / "bookie" / "DESIGN.md").read_text())
     levels = {name: level for name, level, _ in table}
     assert len(levels) == len(table), "an event has two rows"
     names = {name for name, _ in logged}
     assert names - set(levels) == set(), "bookie/DESIGN.md lacks a row for these"
-    assert set(levels) - names == set(), "nobody logs these any more"
+    assert set(levels) - names == set(), "no code logs these events: delete their rows"
     wrong = {(name, level) for name, level in logged if level and levels[name] != level}
     assert not wrong, "bookie/DESIGN.md gives these another level"
 
 
 @pytest.mark.parametrize("package", _AND_OF_CLUSTER)
-def test_each_package_has_the_table_of_its_events(package: str) -> None:
-    """With those of the parts of `proto/cluster` that it runs."""
+def test_package_design_lists_all_events_with_levels(package: str) -> None:
+    """The table includes the events of the parts of `proto/cluster` that the package runs."""
     paths = _AND_OF_CLUSTER[package]
     shared = [each for each in modules("proto") if str(each.path) in paths]
     assert len(shared) == len(paths)
@@ -87,13 +89,13 @@ def test_each_package_has_the_table_of_its_events(package: str) -> None:
     assert len(levels) == len(table), "an event has two rows"
     names = {name for name, _ in logged}
     assert names - set(levels) == set(), f"{package}/DESIGN.md lacks a row for these"
-    assert set(levels) - names == set(), "nobody logs these any more"
+    assert set(levels) - names == set(), "no code logs these events: delete their rows"
     wrong = {(name, level) for name, level in logged if level and levels[name] != level}
     assert not wrong, f"{package}/DESIGN.md gives these another level"
 
 
-def test_what_happens_to_a_ledger_bears_its_id() -> None:
-    """So that the logs of clients, bookies and repair, filtered by it, tell the ledger's life."""
+def test_ledger_events_carry_the_ledger_id() -> None:
+    """Operators filter the logs of clients, bookies and recovery by ledger id."""
     found = 0
     for module in modules("proto", "ledger", "bookie", "recovery"):
         for node in module.nodes:
@@ -103,7 +105,7 @@ def test_what_happens_to_a_ledger_bears_its_id() -> None:
                     args=[ast.Constant(value=str() as event)],
                 ) if attr in _LEVELS and event.startswith("ledger_") and event not in _OF_ALL:
                     names = {each.arg for each in node.keywords}
-                    assert "ledger_id" in names, f"{module.path}: {event}"
+                    assert "ledger_id" in names, f"{module.path}: {event} lacks ledger_id"
                     found += 1
     assert found > 10
 
@@ -116,15 +118,15 @@ def _logging_of_logs() -> list[Module]:
     ]
 
 
-def test_the_design_has_the_table_of_a_log_servers_events() -> None:
+def test_logservice_design_lists_all_events_with_levels() -> None:
     logged = {event for module in _logging_of_logs() for event in _events(module)}
     table = _ROW.findall((ROOT / "logservice" / "DESIGN.md").read_text())
     assert {(name, level) for name, level, _ in table} == logged | {("reader_lost_owner", "debug")}
     assert len({name for name, _, _ in table}) == len(table), "an event has two rows"
 
 
-def test_what_happens_to_a_log_bears_its_name() -> None:
-    """So that one can be filtered for."""
+def test_log_events_carry_the_log_name() -> None:
+    """Operators filter a server's log by the name of a log."""
     for module in _logging_of_logs():
         for node in module.nodes:
             match node:
@@ -134,12 +136,12 @@ def test_what_happens_to_a_log_bears_its_name() -> None:
                 ) if attr in _LEVELS and event.startswith(("log_", "segment_")):
                     names = {each.arg for each in node.keywords}
                     is_of_server = event.startswith("log_server")
-                    assert is_of_server or "log" in names, f"{module.path}: {event}"
+                    assert is_of_server or "log" in names, f"{module.path}: {event} lacks log"
 
 
 @pytest.mark.parametrize("module", _logging(), ids=lambda m: str(m.path))
 def test_events_are_constant_names(module: Module) -> None:
-    """Whatever is variable is a keyword: only so can a log be searched."""
+    """Variable parts are keywords, so that a log can be searched for an event's name."""
     for node in module.nodes:
         match node:
             case ast.Call(func=ast.Attribute(value=ast.Name(id="logger"), attr=attr), args=args):

@@ -1,4 +1,4 @@
-"""Each binary layout is written in one file, which draws it; proto/DESIGN.md says which."""
+"""Each binary layout is defined in one file, which proto/DESIGN.md lists."""
 
 import ast
 from collections import defaultdict
@@ -10,7 +10,7 @@ _TABLE = "## Where each format is"
 
 
 def _layouts(module: Module) -> Iterator[str]:
-    """The formats of its structs that have more than one field."""
+    """The formats of a module's structs that have more than one field."""
     if "Struct(" not in module.text:
         return
     for node in module.nodes:
@@ -21,9 +21,9 @@ def _layouts(module: Module) -> Iterator[str]:
 
 
 def test_no_layout_is_written_in_two_files() -> None:
-    """A layout of several fields is imported from its owner.
+    """A layout of several fields is imported from the file that defines it.
 
-    Should two formats happen to have the same fields, write one of them in another way.
+    If two formats happen to have the same fields, write one of them differently.
     """
     files: dict[str, set[str]] = defaultdict(set)
     for module in modules(*PACKAGES):

@@ -1,4 +1,4 @@
-"""Each invariant has a tag, as `LS8`: it is defined once, the code that keeps it cites it, and so does a test."""
+"""Each invariant has a tag such as `LS8`, is defined once, and is cited by code and by a test."""
 
 import ast
 import re
@@ -13,7 +13,7 @@ _TAG: Final = re.compile(r"\b([A-Z]{1,3})(\d{1,2})\b(?: to \1(\d{1,2})\b)?")
 _DEFINED: Final = re.compile(r"^- \*\*([A-Z]{1,3}\d{1,2})\*\* (.+(?:\n  .+)*)$", re.MULTILINE)
 _REQUIRED: Final = re.compile(r"^\| ((?:AR|BL)\d+) \| ", re.MULTILINE)
 _COMMENT: Final = re.compile(r"# .*")
-# Promises of the repository, which no code keeps.
+# Invariants of the repository's files, which no code can cite.
 _OF_FILES: Final = frozenset(("G11", "G12", "G13"))
 # `S2` is a log service; `V2` and `V3` are BookKeeper's protocols.
 _LOOKS_LIKE_A_TAG: Final = frozenset(("CRC32", "EXT4", "MD5", "S2", "SHA1", "V2", "V3"))
@@ -21,7 +21,7 @@ _LOOKS_LIKE_A_TAG: Final = frozenset(("CRC32", "EXT4", "MD5", "S2", "SHA1", "V2"
 
 @cache
 def pages() -> tuple[Path, ...]:
-    """That may define tags: each page of the product."""
+    """The pages that may define tags."""
     folders = [ROOT / folder for folder in (*PACKAGES, "docs", "examples", "tests")]
     return (
         *sorted(ROOT.glob("*.md")),
@@ -31,7 +31,7 @@ def pages() -> tuple[Path, ...]:
 
 @cache
 def definitions() -> tuple[tuple[str, str, Path], ...]:
-    """Tag, text and page of each; the text may go on in lines that are indented."""
+    """Tag, text and page of each definition; indented lines continue the text."""
     return tuple(
         (tag, text, page.relative_to(ROOT))
         for page in pages()
@@ -44,13 +44,13 @@ def defined_tags() -> dict[str, Path]:
 
 
 def tags_in(text: str) -> Iterator[str]:
-    """`B1 to B3` are three."""
+    """The tags in a text; `B1 to B3` counts as three."""
     for prefix, first, last in _TAG.findall(text):
         yield from (f"{prefix}{number}" for number in range(int(first), int(last or first) + 1))
 
 
 def cited_tags(folder: str) -> set[str]:
-    """In comments, docstrings and messages: a bookie that a test calls `B1` cites nothing."""
+    """Tags in comments and strings. A variable named `B1` is not a citation."""
     return {tag for module in modules(folder) for text in _prose(module) for tag in tags_in(text)}
 
 
@@ -78,7 +78,7 @@ def test_every_invariant_is_defined_once() -> None:
 
 
 def test_a_prefix_belongs_to_one_page() -> None:
-    """So that a tag leads to its page; and requirements (`AR`, `BL`) are no invariants."""
+    """A prefix identifies its page. Requirements (`AR`, `BL`) are not invariants."""
     page_of: dict[str, Path] = {}
     for tag, _, page in definitions():
         prefix = tag.rstrip("0123456789")
@@ -88,39 +88,39 @@ def test_a_prefix_belongs_to_one_page() -> None:
 
 def test_every_invariant_is_a_sentence() -> None:
     for tag, text, page in definitions():
-        assert text[0].isupper() or text[0] in "`\"'", f"{page}: {tag}"
-        assert text.rstrip().endswith((".", ".)", ":")), f"{page}: {tag} ends with a full stop"
+        assert text[0].isupper() or text[0] in "`\"'", f"{page}: {tag} must begin with a capital"
+        assert text.rstrip().endswith((".", ".)", ":")), f"{page}: {tag} must end with a full stop"
 
 
-def test_every_invariant_is_kept_by_code() -> None:
+def test_every_invariant_is_cited_by_code() -> None:
     cited = {tag for package in PACKAGES for tag in cited_tags(package)}
     orphans = defined_tags().keys() - cited - _OF_FILES
     assert not orphans, f"no code cites {sorted(orphans)}"
 
 
-def test_every_invariant_has_a_test() -> None:
+def test_every_invariant_is_cited_by_a_test() -> None:
     untested = defined_tags().keys() - cited_tags("tests")
     assert not untested, f"no test cites {sorted(untested)}"
 
 
-def test_every_tag_that_is_cited_is_defined() -> None:
-    """A tag of a rule that is gone leads a reader nowhere."""
+def test_every_cited_tag_is_defined() -> None:
+    """A cited tag must have a definition that the reader can look up."""
     required = set(_REQUIRED.findall((ROOT / "recovery" / "DESIGN.md").read_text()))
     known = {*defined_tags(), *required, *_LOOKS_LIKE_A_TAG}
     texts = [
         (module.path, text)
         for module in modules(*PACKAGES, "examples", "tests")
-        if module.path.parts[:2] != ("tests", "bench")  # Sizes of ensembles look like tags there.
+        if module.path.parts[:2] != ("tests", "bench")  # Ensemble sizes in benches look like tags.
         for text in _explanations(module)
     ]
     texts += [(page, page.read_text()) for page in pages() if page.name == "DESIGN.md"]
     strange = [
         (str(path), tag) for path, text in texts for tag in tags_in(text) if tag not in known
     ]
-    assert not strange, "no page defines these"
+    assert not strange, "no page defines these tags"
 
 
-_JUDGES: Final = (  # Tests that see whole processes, simulated or real, from outside.
+_JUDGES: Final = (  # Tests that check whole processes, simulated or real, from outside.
     "chaos",
     "contract",
     "crash",
@@ -133,14 +133,14 @@ _JUDGES: Final = (  # Tests that see whole processes, simulated or real, from ou
     "simulation",
     "spark",
 )
-# The tags that a page says no judge sees, and the test that shows them instead.
+# Rows of pages: tags that no test in _JUDGES checks, the reason, and the unit test that does.
 _UNSEEN: Final = re.compile(
     r"^\| ([A-Z\d, ]+) \| .+ \| `(tests/[\w/]+\.py)(?:::\w+)?` \|$", re.MULTILINE
 )
 
 
 def unseen() -> dict[str, set[Path]]:
-    """By tag: the tests of its rows."""
+    """The tests named in the rows of each tag."""
     found: dict[str, set[Path]] = {}
     for page in pages():
         for tags, test in _UNSEEN.findall(page.read_text()):
@@ -150,20 +150,20 @@ def unseen() -> dict[str, set[Path]]:
     return found
 
 
-def test_every_invariant_is_seen_from_outside_or_its_page_says_why_not() -> None:
-    """A checker, a planted bug or a whole run cites it; or a row names the unit test that does, and the reason."""
+def test_every_invariant_has_an_outside_test_or_a_stated_reason() -> None:
+    """A test in _JUDGES cites the tag, or a row names a unit test and the reason, but not both."""
     judged = {tag for judge in _JUDGES for tag in cited_tags(f"tests/{judge}")}
     shown = unseen()
     lost = defined_tags().keys() - judged - shown.keys()
-    assert not lost, f"who sees it if these break? {sorted(lost)}"
+    assert not lost, f"no test from outside and no row covers {sorted(lost)}"
     both = {tag for tag in judged & shown.keys() if not tag.startswith("G")}
-    assert not both, f"a judge does see {sorted(both)}"
+    assert not both, f"remove the rows of {sorted(both)}: a test from outside cites them"
 
 
-def test_every_test_that_a_page_names_for_an_invariant_cites_it() -> None:
+def test_unit_tests_named_for_invariants_cite_them() -> None:
     of = {module.path: module for module in modules("tests")}
     for tag, paths in unseen().items():
         for path in paths:
-            assert path in of, f"{tag}: {path} is not there"
+            assert path in of, f"{tag}: {path} does not exist"
             cited = {each for text in _prose(of[path]) for each in tags_in(text)}
             assert tag in cited, f"{path} does not cite {tag}"

@@ -1,4 +1,4 @@
-"""Who imports whom: the one table, and the three floors inside a package."""
+"""Imports follow the table of packages and the three layers inside each package."""
 
 import pytest
 
@@ -13,17 +13,17 @@ MAY_IMPORT = {
     "logservice": {"proto", "ledger"},
     "api": {"proto", "ledger", "logservice", "recovery"},
 }
-# They build processes out of any package; the bookie's admin pages get their bookie handed in.
+# Modules that build processes from any package. The bookie's admin pages receive their bookie.
 COMPOSITION_ROOTS = {
     "api/cli/server/bookie.py",
     "api/cli/dev/local_cluster.py",
-    "api/cli/server/recovery.py",  # Also inside a bookie's process.
-    # About the directories of one.
+    "api/cli/server/recovery.py",  # A bookie's process may run it, too.
+    # Commands about the directories of a bookie.
     "api/cli/server/bookie_settings.py",
     "api/cli/bookie/init_and_format.py",
     "api/cli/bookie/inspection.py",
 }
-# What a core may use besides `rollbook.proto` values: nothing that touches the machine.
+# Modules that a core may import besides `rollbook.proto`. None of them touches the machine.
 PURE = {
     "abc",
     "array",
@@ -55,7 +55,7 @@ PURE = {
     "google_crc32c",
     "zstandard",
 }
-# Shells may await, and log; files, sockets, clocks, threads come through ports.
+# Shells may await and log. They use files, sockets, clocks and threads through ports.
 NOT_IN_SHELLS = {
     "fcntl",
     "grpc",
@@ -97,7 +97,7 @@ def test_imports_follow_the_table(module: Module) -> None:
 
 
 def test_a_log_server_imports_no_bookie() -> None:
-    """It starts faster so."""
+    """A log server starts faster without the bookie's modules."""
     of = {f"rollbook.{'.'.join(m.path.with_suffix('').parts)}": m for m in hand_written()}
     loaded: set[str] = set()
     wanted = ["rollbook.api.cli.server.log"]
@@ -114,15 +114,15 @@ def test_a_log_server_imports_no_bookie() -> None:
 @pytest.mark.parametrize(
     "module", [m for m in hand_written() if m.is_core], ids=lambda m: str(m.path)
 )
-def test_a_core_is_pure(module: Module) -> None:
+def test_cores_import_only_pure_modules(module: Module) -> None:
     for name in module.imports():
         top = name.partition(".")[0]
         if top == "rollbook":
-            assert ".runtime" not in name, f"{name} in a core"
+            assert ".runtime" not in name, f"a core may not import {name}"
         elif top == "random":
             assert name == "random.Random", "chance is handed in as a random.Random"
         else:
-            assert top in PURE, f"{name} in a core"
+            assert top in PURE, f"a core may not import {name}"
 
 
 @pytest.mark.parametrize(
@@ -130,14 +130,14 @@ def test_a_core_is_pure(module: Module) -> None:
     [m for m in hand_written() if not m.is_core and not m.is_runtime],
     ids=lambda m: str(m.path),
 )
-def test_a_shell_sees_the_machine_through_ports(module: Module) -> None:
+def test_shells_import_no_machine_modules(module: Module) -> None:
     for name in module.imports():
         is_machine = name.partition(".")[0] in NOT_IN_SHELLS
-        assert not is_machine or name.startswith("urllib.parse."), f"{name} in a shell"
-        assert not name.startswith("rollbook.proto.runtime"), f"{name} in a shell"
+        assert not is_machine or name.startswith("urllib.parse."), f"a shell may not import {name}"
+        assert not name.startswith("rollbook.proto.runtime"), f"a shell may not import {name}"
 
 
-def test_the_table_can_fail() -> None:
+def test_layer_checks_detect_violations() -> None:
     from pathlib import Path
 
     text = "import os\nfrom rollbook.bookie import journal\nimport ledger\n"
@@ -146,4 +146,4 @@ def test_the_table_can_fail() -> None:
     with pytest.raises(AssertionError):
         test_imports_follow_the_table(bad)
     with pytest.raises(AssertionError):
-        test_a_core_is_pure(bad)
+        test_cores_import_only_pure_modules(bad)

@@ -13,7 +13,7 @@ def test_marker_words_only_become_fewer() -> None:
     assert not over, f"rewrite the sentences that the change adds (package: count, limit): {over}"
 
 
-def test_words_are_counted_in_prose_alone(tmp_path: Path) -> None:
+def test_marker_words_are_counted_in_prose_only(tmp_path: Path) -> None:
     module = tmp_path / "module.py"
     module.write_text('"""Whoever reads."""\ntold = 1  # told so\nx = f"{told} for good"\n')
     found = [word.lower() for word in WORDS.findall(prose_of(module))]

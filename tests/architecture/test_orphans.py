@@ -1,7 +1,7 @@
-"""Nothing stays behind when what used it is deleted: each name of the product has a user in the product.
+"""Every name of the product is used by the product, so that no dead code stays.
 
-Users of the product count, too: commands, what `import rollbook` shows, and what `docs/reference.md`
-documents. A test is no user: what only tests need is in `tests/support`.
+Commands, the names of `import rollbook` and the names in `docs/reference.md` count as used.
+Use by a test does not count: code that only tests need belongs in `tests/support`.
 """
 
 import ast
@@ -24,18 +24,18 @@ _DOCUMENTED: Final = re.compile(
     r"^::: (rollbook[\w.]+)$(?:\n    options:\n      members: \[(.*)\])?", re.MULTILINE
 )
 _RPC: Final = re.compile(r"^ *rpc (\w+)", re.MULTILINE)
-# Not to be called: an annotation, or a way to make the class itself.
+# Modules whose base classes call no methods of their subclasses.
 _PLAIN_BASES: Final = ("abc", "enum", "typing", "collections.abc", "pydantic")
 
 _CALLED_ELSEWHERE: Final = {
-    # Faults between two turns of the event loop, for the contract of metadata stores in `tests/contract`.
+    # The contract tests of metadata stores (`tests/contract`) inject faults with these.
     "rollbook.proto.metastore.memory.MemoryLine.lose_next_request",
     "rollbook.proto.metastore.memory.MemoryLine.lose_next_answer",
-    # kazoo calls it on each request.
+    # kazoo calls `serialize` on each request.
     "rollbook.proto.runtime.metastore.kazoo_link.Request.serialize",
     "rollbook.proto.runtime.metastore.kazoo_link.AddWatch.serialize",
     "rollbook.proto.runtime.metastore.kazoo_link.RemoveWatches.serialize",
-    # h11 calls it on the reader of a body, and `http.client` on a socket.
+    # h11 calls `read_eof` on the reader of a body, and `http.client` calls `makefile` on a socket.
     "rollbook.api.rest.http_connection._ChunkReader.read_eof",
     "rollbook.api.cli.debug.metrics_scrape._Wire.makefile",
 }
@@ -53,7 +53,7 @@ def _entries() -> Iterator[str]:
 
 
 def _lazy_commands(group: click.Group) -> Iterator[str]:
-    """Commands that are imported when they are called."""
+    """Commands that are imported only when they are called."""
     if isinstance(group, LazyGroup):
         yield from (f"{place.module}.{place.attribute}" for place in group.places.values())
     context = click.Context(group)
@@ -64,7 +64,7 @@ def _lazy_commands(group: click.Group) -> Iterator[str]:
 
 @lru_cache
 def _documented() -> list[str]:
-    """What `docs/reference.md` names; of a module, all that is public in it."""
+    """The names in `docs/reference.md`; for a module, all its public names."""
     modules = {dotted_name(module): module for module in hand_written()}
     found: list[str] = []
     for name, members in _DOCUMENTED.findall((ROOT / "docs" / "reference.md").read_text()):
@@ -89,7 +89,7 @@ def test_every_name_of_the_product_is_used_by_the_product() -> None:
 
 
 def test_every_public_method_is_used_by_the_product() -> None:
-    """By its name alone: that of a method which is called elsewhere hides one that is not."""
+    """Compares names only: an unused method passes if any other attribute has its name."""
     said = _said()
     unused = {
         f"{dotted_name(module)}.{shape.name}.{method.name}"
@@ -104,7 +104,7 @@ def test_every_public_method_is_used_by_the_product() -> None:
 
 
 def _said() -> set[str]:
-    """Attributes and strings of the product, and its RPCs: a service finds their methods by name."""
+    """Attributes and strings of the product, and its RPCs, whose methods are found by name."""
     said: set[str] = set()
     for module in hand_written():
         for node in module.nodes:
@@ -119,7 +119,7 @@ def _said() -> set[str]:
 
 
 def _is_called_from_outside(module: Module, shape: ast.ClassDef) -> bool:
-    """By users, since it is documented, or by a library whose class it extends."""
+    """Whether users call it because it is documented, or a library whose class it extends."""
     if f"{dotted_name(module)}.{shape.name}" in _documented():
         return True
     homes = {
@@ -148,7 +148,7 @@ def _module(path: str, text: str) -> Module:
     return Module(Path(path), text)
 
 
-def test_the_search_finds_what_nobody_uses() -> None:
+def test_unused_names_and_modules_are_detected() -> None:
     entry = _module(
         "api/entry.py",
         "from rollbook.api.rules import used\n"

@@ -1,4 +1,4 @@
-"""What is packed: the wheel from the repository, and the one that a distributor makes from the sdist."""
+"""Contents of the wheel built from the repository and of the wheel built from the sdist."""
 
 import os
 import subprocess
@@ -38,7 +38,7 @@ def contents(wheel: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """From the repository, and from its sdist."""
+    """The wheel from the repository, and the wheel from its sdist."""
     folder = tmp_path_factory.mktemp("packages")
     with tarfile.open(pack("sdist", ROOT, folder / "sdist")) as sdist:
         sdist.extractall(folder / "unpacked", filter="data")
@@ -46,7 +46,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return pack("wheel", ROOT, folder / "wheel"), pack("wheel", unpacked, folder / "second")
 
 
-def test_the_wheel_of_the_sdist_is_the_wheel_of_the_repository(wheels: tuple[Path, Path]) -> None:
+def test_wheel_from_sdist_equals_wheel_from_repository(wheels: tuple[Path, Path]) -> None:
     ours, of_sdist = wheels
     expected, found = contents(ours), contents(of_sdist)
     assert found.keys() == expected.keys()
@@ -54,10 +54,10 @@ def test_the_wheel_of_the_sdist_is_the_wheel_of_the_repository(wheels: tuple[Pat
     assert of_sdist.read_bytes() == ours.read_bytes()
 
 
-def test_a_wheel_without_its_repository_can_be_imported(
+def test_wheel_can_be_imported_outside_the_repository(
     wheels: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    """With its messages and its pages; from a folder that has nothing else of Rollbook."""
+    """The wheel includes protobuf messages and dashboard files; nothing else of Rollbook is on the path."""
     with zipfile.ZipFile(wheels[1]) as files:
         files.extractall(tmp_path / "site")
     program = (

@@ -50,12 +50,12 @@ def _changes(node: ast.AST) -> bool:
     return False
 
 
-def test_functions_that_ask_a_question_change_nothing() -> None:
+def test_predicates_change_nothing() -> None:
     found = [act for module in hand_written() for act in _acts(module)]
-    assert not found, "name them by a verb (`check_…`, `try_…`), or change nothing there"
+    assert not found, "name these by a verb (`check_…`, `try_…`), or let them change nothing"
 
 
-def test_exceptions_are_in_use() -> None:
+def test_allowed_awaiting_predicates_still_await() -> None:
     asking = {
         node.name
         for module in hand_written()
@@ -63,10 +63,10 @@ def test_exceptions_are_in_use() -> None:
         if isinstance(node, ast.AsyncFunctionDef)
         and any(isinstance(each, ast.Await) for each in ast.walk(node))
     }
-    assert set(_MAY_AWAIT) <= asking, "remove these exceptions"
+    assert set(_MAY_AWAIT) <= asking, "remove from _MAY_AWAIT what no longer awaits"
 
 
-def test_the_search_finds_what_acts() -> None:
+def test_predicates_that_act_are_detected() -> None:
     code = (
         "def is_a(self): self.x = 1\n"
         "def _has_b(self): del self.y[1]\n"

@@ -1,4 +1,4 @@
-"""The commands in the README, in the first pages and in every `--help` work as written."""
+"""The commands in the README, on the first pages and in every `--help` work as written."""
 
 import json
 import os
@@ -27,7 +27,7 @@ SHELL_BLOCKS = re.findall(r"^```sh\n(.*?)^```", BOOKIES, re.MULTILINE | re.DOTAL
 LINKS = re.findall(r"\]\((?!http)([^)#]+)\)", README + CONTRIBUTING)
 README_LINES, README_BYTES = 120, 7_168
 PICTURE_BYTES = 40_960
-# On a line, or with backslashes over several; in a block, or in the text.
+# A command in a block or in the text, on one line or with backslashes over several lines.
 TYPED = re.compile(r"rollbook (?:'[^'\n]*'|[^\n`|&;)\\]|\\\n)+")
 PATH = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
@@ -53,7 +53,7 @@ def test_the_readme_is_short() -> None:
 
 
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "Makefile"])
-def test_pages_say_how_long_the_one_command_takes(page: str) -> None:
+def test_pages_state_how_long_make_check_takes(page: str) -> None:
     text = (ROOT / page).read_text()
     assert "make check" in text
     assert kinds.CHECK_TAKES in " ".join(text.replace("\n#", "\n").split())
@@ -65,8 +65,8 @@ def test_pictures_are_small() -> None:
     assert [each.name for each in pictures if each.stat().st_size > PICTURE_BYTES] == []
 
 
-def test_the_bookie_of_the_page_serves(tmp_path: Path) -> None:
-    """In the cluster of the page; ports are free ones, so that it can run anywhere."""
+def test_bookie_started_as_on_the_page_serves_http(tmp_path: Path) -> None:
+    """Uses the cluster of the page, but free ports, so that the test can run anywhere."""
     (command,) = re.findall(r"^    (rollbook server bookie (?:.*\\\n)*.*)$", BOOKIES, re.MULTILINE)
     command = re.sub(r"127\.0\.0\.1:\d+", "127.0.0.1:0", command)
     script = f"{SHELL_BLOCKS[0]}\nexec {command}"
@@ -87,7 +87,7 @@ def test_the_bookie_of_the_page_serves(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("link", LINKS)
-def test_links_lead_somewhere(link: str) -> None:
+def test_links_lead_to_existing_files(link: str) -> None:
     assert (ROOT / link).exists()
 
 
@@ -111,21 +111,21 @@ def _typed(text: str) -> list[str]:
     return [" ".join(each.replace("\\\n", " ").split()) for each in TYPED.findall(text)]
 
 
-def test_every_help_ends_in_three_examples_that_can_be_typed() -> None:
-    """They name commands that are there, with flags that these have and values that they take."""
+def test_every_help_ends_in_three_examples_that_parse() -> None:
+    """The examples use existing commands with valid flags and values."""
     for words, command in _commands():
         where = f"rollbook {' '.join(words)} --help"
         options, found, text = _help_of(command).partition("\n  Examples:\n")
         assert found, where
-        assert "--help" in options, f"{where} does not end in examples"
-        assert "\n\n" not in text.rstrip(), f"{where} goes on after its examples"
+        assert "--help" in options, f"the examples of {where} must come after its options"
+        assert "\n\n" not in text.rstrip(), f"{where} must end with its examples"
         lines = text.replace("\\\n", "").splitlines()
         assert sum("rollbook" in line for line in lines) >= 3, where
         for line in _typed(text):
             _parse(line, where)
 
 
-def test_the_tree_of_the_design_is_that_of_the_commands() -> None:
+def test_command_tree_in_the_design_matches_the_commands() -> None:
     design = (ROOT / "api" / "cli" / "DESIGN.md").read_text()
     (tree,) = re.findall(r"^```text\n(rollbook .*?)^```", design, re.MULTILINE | re.DOTALL)
     found = {words for words, each in _commands() if not isinstance(each, click.Group)}
@@ -133,7 +133,7 @@ def test_the_tree_of_the_design_is_that_of_the_commands() -> None:
 
 
 def _told_by(tree: str) -> Iterator[tuple[str, ...]]:
-    """Each line: a group, where it is another one than above; its commands; after two spaces, what they are for."""
+    """Each line has a group if it changes, its commands, and after two spaces their purpose."""
     groups = {words for words, each in _commands() if isinstance(each, click.Group)}
     group: tuple[str, ...] = ()
     for line in tree.splitlines():
@@ -155,7 +155,7 @@ def _told_by(tree: str) -> Iterator[tuple[str, ...]]:
 @pytest.mark.parametrize(
     "page", ["README.md", "docs/operations.md", "docs/bookies.md", "docs/coming-from.md"]
 )
-def test_every_command_of_a_page_can_be_typed(page: str) -> None:
+def test_commands_on_pages_parse(page: str) -> None:
     found = _typed((ROOT / page).read_text())
     assert len(found) > 3
     for line in found:
@@ -163,7 +163,7 @@ def test_every_command_of_a_page_can_be_typed(page: str) -> None:
 
 
 @pytest.mark.parametrize("line", re.findall(r"^\| `([a-z][^`]+)` \|", CONTRIBUTING, re.MULTILINE))
-def test_every_kind_of_test_in_the_page_can_be_typed(line: str) -> None:
+def test_kinds_of_tests_in_contributing_parse(line: str) -> None:
     door._parser().parse_args(line.split())
 
 

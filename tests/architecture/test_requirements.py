@@ -1,4 +1,4 @@
-"""What was asked of recovery and of the lifecycle of bookies: each line has a test that exists and cites its number."""
+"""Each requirement of recovery and bookie lifecycle names an existing test that cites its number."""
 
 import ast
 import re
@@ -18,7 +18,7 @@ ROWS: Final = _ROW.findall(PAGE.read_text())
 
 @cache
 def cited_in(path: str) -> dict[str, set[str]]:
-    """By function, with what the module cites for all of them."""
+    """Numbers cited by each function, including those that the module docstring cites for all."""
     tree = ast.parse((REPOSITORY / "tests" / path).read_text())
     shared = _numbers(ast.get_docstring(tree))
     return {
@@ -36,7 +36,7 @@ def _numbers(text: str | None) -> set[str]:
     }
 
 
-def test_each_line_has_its_row() -> None:
+def test_every_requirement_has_a_row() -> None:
     of_lifecycle = (*range(1, 31), 32)
     wanted = [f"AR{number}" for number in range(1, 43)] + [f"BL{number}" for number in of_lifecycle]
     assert [number for number, _, _ in ROWS] == wanted
@@ -47,5 +47,5 @@ def test_no_invariant_has_the_tag_of_a_requirement() -> None:
 
 
 @pytest.mark.parametrize(("number", "path", "test"), ROWS, ids=[row[0] for row in ROWS])
-def test_its_test_cites_it(number: str, path: str, test: str) -> None:
-    assert number in cited_in(path).get(test, set()), f"tests/{path}::{test}"
+def test_test_named_for_a_requirement_cites_it(number: str, path: str, test: str) -> None:
+    assert number in cited_in(path).get(test, set()), f"tests/{path}::{test} must cite {number}"

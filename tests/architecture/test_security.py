@@ -1,4 +1,4 @@
-"""What the page on security promises has tests, and what it says of the sources is so."""
+"""The goals on the security page have tests, and its statements about the sources hold."""
 
 import ast
 import re
@@ -13,7 +13,7 @@ ROWS = re.findall(r"^\| (G\d+) \| .+ \| `(tests/[^:]+)::(\w+)` \|$", PAGE, re.MU
 RUNS_WHAT_IT_IS_SENT = {"pickle", "marshal", "shelve", "dill", "yaml", "xml"}
 
 
-def test_each_promise_has_its_test() -> None:
+def test_every_security_goal_has_a_test_that_cites_it() -> None:
     """G13"""
     assert {goal for goal, _, _ in ROWS} == {f"G{number}" for number in range(1, 14)}
     for goal, path, name in ROWS:
@@ -25,14 +25,14 @@ def _docstring_of(path: str, test: str) -> str:
     for node in ast.parse((ROOT / path).read_text()).body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == test:
             return ast.get_docstring(node) or ""
-    raise AssertionError(f"docs/security.md names {path}::{test}, which is not there")
+    raise AssertionError(f"docs/security.md names {path}::{test}, which does not exist")
 
 
 @pytest.mark.parametrize("module", hand_written(), ids=lambda m: str(m.path))
-def test_nothing_runs_what_it_is_sent(module: Module) -> None:
+def test_no_module_can_execute_received_data(module: Module) -> None:
     """G11"""
     for name in module.imports():
-        assert name.partition(".")[0] not in RUNS_WHAT_IT_IS_SENT, name
+        assert name.partition(".")[0] not in RUNS_WHAT_IT_IS_SENT, f"{name} is not allowed"
     for node in module.nodes:
         if isinstance(node, ast.Call):
             assert _name_of(node.func) not in ("eval", "exec", "os.system", "os.popen"), node.lineno
@@ -50,13 +50,13 @@ def _name_of(function: ast.expr) -> str:
     return ""
 
 
-def test_clients_check_certificates_alike() -> None:
-    """`trusting_context` says why they must not make a context of their own."""
+def test_only_one_module_creates_tls_contexts() -> None:
+    """The docstring of `trusting_context` explains why no other module may create one."""
     made = [str(each.path) for each in hand_written() if "create_default_context" in each.text]
     assert made == ["proto/runtime/tls.py"]
 
 
-def test_what_is_installed_has_a_hash() -> None:
+def test_locked_requirements_have_hashes() -> None:
     """G12"""
     for name in ("requirements.lock", "requirements-check.lock", "requirements-test.lock"):
         text = (ROOT / name).read_text().replace("\\\n", " ")

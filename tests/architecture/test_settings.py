@@ -1,4 +1,4 @@
-"""Each setting says what it is, and each number what a larger and a smaller one costs."""
+"""Each numeric setting documents what a larger and a smaller value costs."""
 
 import ast
 import re
@@ -10,8 +10,8 @@ from tests.architecture.source import Module, hand_written
 
 _MORE: Final = re.compile(r"\b(Larger|Longer):")
 _LESS: Final = re.compile(r"\b(Smaller|Shorter):")
-_BOUNDS: Final = "Bounds"  # Of HTTP, by the server that it is for.
-_A_CHOICE: Final = ("protocol_version",)  # A number that is larger or smaller than none.
+_BOUNDS: Final = "Bounds"  # Limits of an HTTP server.
+_A_CHOICE: Final = ("protocol_version",)  # Numbers that only identify a choice.
 _RULE: Final = "# ---"
 
 
@@ -26,7 +26,7 @@ def _settings() -> list[tuple[Module, ast.ClassDef]]:
 
 
 def _text(module: Module, fields: list[ast.stmt], at: int) -> str:
-    """The comments above a field and beside it, and the text below it."""
+    """The comments above and beside a field, and the docstring below it."""
     lines, field = module.text.splitlines(), fields[at]
     found: list[str] = []
     line = field.lineno - 2
@@ -53,12 +53,14 @@ def _numbers() -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("name", "text"), _numbers(), ids=[name for name, _ in _numbers()])
-def test_each_number_says_what_it_trades(name: str, text: str) -> None:
-    assert _MORE.search(text), f"{name} says what a larger one costs: {text!r}"
-    assert _LESS.search(text), f"{name} says what a smaller one costs: {text!r}"
+def test_numeric_settings_state_cost_of_larger_and_smaller(name: str, text: str) -> None:
+    assert _MORE.search(text), f"{name}: state the cost after `Larger:` or `Longer:`, not {text!r}"
+    assert _LESS.search(text), (
+        f"{name}: state the cost after `Smaller:` or `Shorter:`, not {text!r}"
+    )
 
 
-def test_all_settings_are_looked_at() -> None:
+def test_search_for_settings_finds_known_ones() -> None:
     names = {name.partition(": ")[2] for name, _ in _numbers()}
     assert len(names) > 100
     assert {"StorageConfig.cache_bytes", "ConfigValues.roll_bytes", "Bounds.backlog"} <= names

@@ -1,4 +1,4 @@
-"""G12: what is installed is known, by name, version and hash."""
+"""G12: every installed package is known by name, version and hash."""
 
 import re
 import tomllib
@@ -10,7 +10,7 @@ LOCK = tomllib.loads((ROOT / "uv.lock").read_text())
 BILL = sbom.bill(LOCK)
 
 
-def test_the_bill_names_every_locked_package_with_its_hashes() -> None:
+def test_sbom_lists_every_locked_package_with_its_hashes() -> None:
     """G12"""
     told = {
         (each["name"], each["version"]): {
@@ -31,8 +31,8 @@ def test_the_bill_names_every_locked_package_with_its_hashes() -> None:
         assert all(re.fullmatch("[0-9a-f]{64}", each) for each in hashes)
 
 
-def test_what_runs_is_required() -> None:
-    """G12: what is pinned for an installation is what the bill says is needed to run."""
+def test_sbom_requires_exactly_the_runtime_packages() -> None:
+    """G12: the pinned packages are those that the SBOM marks as required."""
     pinned = re.findall(r"^([a-z0-9-]+)==", (ROOT / "requirements.lock").read_text(), re.MULTILINE)
     required = {each["name"] for each in BILL["components"] if each["scope"] == "required"}
     assert required == set(pinned)
@@ -40,7 +40,7 @@ def test_what_runs_is_required() -> None:
     assert (scopes["pyspark"], scopes["pytest"]) == ("optional", "excluded")
 
 
-def test_what_depends_on_what_is_there() -> None:
+def test_sbom_dependencies_are_components() -> None:
     """G12"""
     known = {each["bom-ref"] for each in BILL["components"]}
     assert {each["ref"] for each in BILL["dependencies"]} == {*known, "rollbook"}

@@ -1,4 +1,4 @@
-"""Units of `compose/systemd` start what exists, and are as locked as `docs/deploy.md` says."""
+"""Units of `compose/systemd` start existing commands and are as restricted as `docs/deploy.md` says."""
 
 import re
 import shutil
@@ -25,8 +25,8 @@ LOADERS: Final[dict[str, Callable[[str], object]]] = {
     "recovery": load_recovery_settings,
 }
 UNITS = {kind: (FOLDER / f"rollbook-{kind}.service").read_text() for kind in LOADERS}
-EXPOSURE_MAX = 20  # Of 100; systemd prints it as 2.0.
-OLDEST = 252  # Knows all settings of the units, and `security --offline`.
+EXPOSURE_MAX = 20  # On a scale to 100; systemd prints it as 2.0.
+OLDEST = 252  # The first release with all settings of the units and `security --offline`.
 
 
 def _values(kind: str, setting: str) -> list[str]:
@@ -40,7 +40,7 @@ def test_there_is_a_unit_for_each_server() -> None:
 
 
 @pytest.mark.parametrize("kind", LOADERS)
-def test_the_command_can_be_typed(kind: str) -> None:
+def test_unit_command_parses(kind: str) -> None:
     (command,) = _values(kind, "ExecStart")
     program, _, arguments = command.partition(" ")
     assert program == "/opt/rollbook/bin/rollbook"
@@ -49,8 +49,8 @@ def test_the_command_can_be_typed(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", LOADERS)
-def test_the_settings_of_the_page_are_loaded(kind: str, tmp_path: Path) -> None:
-    """By what the unit's command loads its file with: each name and value is checked."""
+def test_settings_of_the_deploy_page_load(kind: str, tmp_path: Path) -> None:
+    """Uses the loader of the unit's command, which checks each name and value."""
     (text,) = re.findall(
         rf"^```toml\n# /etc/rollbook/{kind}\.toml\n(.*?)^```", DEPLOY, re.MULTILINE | re.DOTALL
     )
@@ -59,7 +59,7 @@ def test_the_settings_of_the_page_are_loaded(kind: str, tmp_path: Path) -> None:
     LOADERS[kind](str(file))
 
 
-def test_a_bookie_may_write_where_the_page_puts_it() -> None:
+def test_bookie_folders_of_the_page_are_in_its_state_directory() -> None:
     assert _values("bookie", "StateDirectory") == ["rollbook"]
     folders = re.findall(r'"(/\S+)"', DEPLOY[DEPLOY.index("journal_dir") :].partition("```")[0])
     assert len(folders) == 2
@@ -67,38 +67,38 @@ def test_a_bookie_may_write_where_the_page_puts_it() -> None:
 
 
 @pytest.mark.parametrize("kind", LOADERS)
-def test_a_unit_waits_until_its_server_serves(kind: str) -> None:
+def test_units_wait_for_readiness_and_restart_always(kind: str) -> None:
     assert _values(kind, "Type") == ["notify"]
     assert _values(kind, "Restart") == ["always"]
 
 
 @pytest.mark.parametrize("kind", LOADERS)
-def test_a_refused_system_call_does_not_kill(kind: str) -> None:
-    """Bookies call `cachestat`, which releases of systemd before 255 do not know."""
+def test_refused_system_calls_return_eperm(kind: str) -> None:
+    """Bookies call `cachestat`, which systemd before 255 does not know and therefore refuses."""
     assert _values(kind, "SystemCallFilter")[0] == "@system-service"
     assert _values(kind, "SystemCallErrorNumber") == ["EPERM"]
 
 
 @pytest.mark.parametrize("kind", LOADERS)
-def test_the_user_is_made(kind: str) -> None:
+def test_user_of_unit_is_created_by_sysusers(kind: str) -> None:
     (line,) = re.findall(r"^u .*$", (FOLDER / "rollbook.sysusers").read_text(), re.MULTILINE)
     assert _values(kind, "User") == _values(kind, "Group") == [line.split()[1]]
 
 
-def test_each_file_of_the_folder_is_installed_by_the_page() -> None:
+def test_deploy_page_installs_each_file_of_the_folder() -> None:
     assert "compose/systemd/*.service" in DEPLOY
     others = [each.name for each in FOLDER.iterdir() if each.suffix != ".service"]
     assert len(others) == 2
     assert [each for each in others if f"compose/systemd/{each}" not in DEPLOY] == []
 
 
-def test_systemd_takes_them_and_finds_them_locked(tmp_path: Path) -> None:
+def test_systemd_accepts_units_and_rates_exposure_low(tmp_path: Path) -> None:
     program = shutil.which("systemd-analyze")
     if program is None or _version(program) < OLDEST:
         how = "apt-get install systemd"
         why = f"there is no systemd-analyze of release {OLDEST} or newer"
         pytest.skip(missing_piece("systemd", why, how))
-    here = Path(sys.executable).parent / "rollbook"  # `verify` wants a program that is there.
+    here = Path(sys.executable).parent / "rollbook"  # `verify` requires an existing program.
     for kind, text in UNITS.items():
         unit = tmp_path / f"rollbook-{kind}.service"
         unit.write_text(text.replace("/opt/rollbook/bin/rollbook", str(here)))

@@ -1,4 +1,4 @@
-"""A test is one sentence of a specification: its name is read at a glance, it fails for one reason, and it takes no nap."""
+"""Tests have short names and few asserts, and unit tests do not sleep on real time."""
 
 import ast
 from collections.abc import Iterator, Sequence
@@ -32,7 +32,10 @@ def _long_scripts(module: Module) -> list[str]:
 
 
 def _naps(module: Module) -> list[str]:
-    """Tests that sleep on real time: not in a loop, which waits for a fact, nor in a story of a virtual loop."""
+    """Tests that sleep on real time.
+
+    A sleep in a loop polls for a fact, and an inner function runs on a virtual event loop: both are allowed.
+    """
     return [
         test.name
         for test in _tests(module)
@@ -42,7 +45,7 @@ def _naps(module: Module) -> list[str]:
 
 
 def _straight_on(nodes: Sequence[ast.AST]) -> Iterator[ast.AST]:
-    """What a body does once: without its loops and inner functions."""
+    """The nodes of a body outside its loops and inner functions."""
     for node in nodes:
         if not isinstance(node, Test | ast.Lambda | ast.While | ast.For | ast.AsyncFor):
             yield node
@@ -60,7 +63,7 @@ def test_names_of_tests_are_at_most_70_characters() -> None:
     found = [
         f"{module.path}: {name}" for module in modules("tests") for name in _long_names(module)
     ]
-    assert not found, "say the promise in fewer words; conditions belong in the docstring"
+    assert not found, "shorten these names; conditions belong in the docstring"
 
 
 def test_a_name_of_71_characters_is_found() -> None:
@@ -73,7 +76,7 @@ def test_no_test_has_20_asserts() -> None:
     found = [
         f"{module.path}: {name}" for module in modules("tests") for name in _long_scripts(module)
     ]
-    assert not found, "split it into tests that are named by their promises and share a fixture"
+    assert not found, "split these into tests that check one behaviour each and share a fixture"
 
 
 def test_a_test_of_20_asserts_is_found() -> None:
@@ -85,11 +88,11 @@ def test_a_test_of_20_asserts_is_found() -> None:
 def test_no_unit_test_sleeps_on_real_time() -> None:
     found = [f"{module.path}: {name}" for module in modules("tests/unit") for name in _naps(module)]
     assert not found, (
-        "wait for a fact; that nothing happens is shown by what had its chance by then"
+        "poll for a condition instead; to show that nothing happens, wait for a later event"
     )
 
 
-def test_a_nap_is_found_and_a_poll_is_none() -> None:
+def test_sleep_is_detected_and_polling_is_allowed() -> None:
     code = (
         "async def test_nap():\n    with x:\n        await asyncio.sleep(0.1)\n"
         "async def test_turn():\n    await asyncio.sleep(0)\n"

@@ -1,12 +1,12 @@
-"""What the product itself uses of its own names, from its entry points on.
+"""Finds which names of the product are reachable from its entry points.
 
 A statement at the top of a module binds names: a function, a class, a constant. It is used if an
 entry point leads to it, through other statements that are used. Two functions that only call each
 other are therefore unused, and so is a function that only a test calls.
 
-What is found by name counts, too. If a module's name is in a string (the table of a lazy `__getattr__`),
-or a module is passed on as an object, then those of its names are used that are strings or attributes
-somewhere in the product.
+Names that are looked up at run time count as used, too. If a module's name is in a string (the table
+of a lazy `__getattr__`), or a module is passed as an object, then its names count as used if they
+are strings or attributes somewhere in the product.
 """
 
 import ast
@@ -43,7 +43,7 @@ def dotted_name(module: Module) -> str:
 
 @dataclass
 class _Source:
-    """One module: which statements bind its names, and which of them run when it is imported."""
+    """One module: the statements that bind its names, and those that run on import."""
 
     name: str
     module: Module
@@ -71,7 +71,7 @@ class _Source:
                 self.effects.append(each)
 
     def _is_registered(self, decorator: ast.expr) -> bool:
-        """Whether it hands the function to others: `@group.command()`, `@routes.get(…)`."""
+        """Whether the decorator registers the function: `@group.command()`, `@routes.get(…)`."""
         while isinstance(decorator, ast.Call | ast.Attribute):
             decorator = decorator.func if isinstance(decorator, ast.Call) else decorator.value
         if not isinstance(decorator, ast.Name):
@@ -81,7 +81,7 @@ class _Source:
         return decorator.id in self.statements
 
     def uses(self, statement: ast.AST) -> Iterator[Name]:
-        """Names that a statement mentions, in whatever module they are."""
+        """Names that a statement mentions, in any module."""
         nodes = [*ast.walk(statement)]
         imported = dict(self.imported)
         for node in nodes:
@@ -110,7 +110,7 @@ class _Source:
         return {n.attr for n in self.module.nodes if isinstance(n, ast.Attribute)}
 
     def passed_on(self) -> Iterator[str]:
-        """What is imported and used other than as `module.name`; among it are modules."""
+        """Imported names that are used other than as `module.name`, which may be modules."""
         nodes = self.module.nodes
         owners = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
         loaded = {n.id for n in nodes if isinstance(n, ast.Name) and id(n) not in owners}
@@ -120,7 +120,7 @@ class _Source:
 
 
 def _module_in(node: ast.expr, imported: Mapping[str, Name]) -> str | None:
-    """The module that an expression may be: `completion`, `rollbook.ledger`."""
+    """The module that an expression may refer to, such as `completion` or `rollbook.ledger`."""
     if isinstance(node, ast.Name):
         target = imported.get(node.id)
         return None if target is None else f"{target.module}.{target.name}".strip(".")
@@ -157,7 +157,7 @@ def _assigned(statement: ast.AST) -> Iterator[str]:
 
 class Uses:
     def __init__(self, modules: Iterable[Module], entries: Iterable[str]) -> None:
-        """`entries`: dotted names of modules, or of what is in them."""
+        """`entries`: dotted names of modules, or of names in them."""
         self._sources = {dotted_name(each): _Source(dotted_name(each), each) for each in modules}
         self.modules: set[str] = set()
         self.names: set[Name] = set()
@@ -220,7 +220,7 @@ class Uses:
         for effect in source.effects:
             if isinstance(effect, (*_FUNCTIONS, ast.ClassDef)):
                 self.names.add(Name(name, effect.name))
-        for target in source.imported.values():  # Importing it runs them.
+        for target in source.imported.values():  # Importing a module runs its imports.
             self._reach_module(ROOT_MODULES.get(target.module, target.module))
             self._reach_module(str(target))
         for dunder in ("__getattr__", "__all__"):

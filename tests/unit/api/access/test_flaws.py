@@ -277,7 +277,7 @@ FLAWS: Final = (
     *(
         _flaw(
             f"a source has {planted_source!r}",
-            test_security.test_nothing_runs_what_it_is_sent,
+            test_security.test_no_module_can_execute_received_data,
             (_SOURCE, "nodes", Module(_HARMLESS.path, planted_source).nodes),
             module=_SOURCE,
         )
@@ -285,12 +285,12 @@ FLAWS: Final = (
     ),
     _flaw(
         "requirements have no hashes",
-        test_security.test_what_is_installed_has_a_hash,
+        test_security.test_locked_requirements_have_hashes,
         (Path, "read_text", _read_without_hashes),
     ),
     _flaw(
         "the bill of materials lacks a package",
-        test_supply_chain.test_the_bill_names_every_locked_package_with_its_hashes,
+        test_supply_chain.test_sbom_lists_every_locked_package_with_its_hashes,
         (
             test_supply_chain,
             "BILL",
@@ -299,7 +299,7 @@ FLAWS: Final = (
     ),
     _flaw(
         "a promise names a test that does not exist",
-        test_security.test_each_promise_has_its_test,
+        test_security.test_every_security_goal_has_a_test_that_cites_it,
         (test_security, "ROWS", [*ROWS, ("G1", "tests/unit/api/access/test_doors.py", "test_no")]),
     ),
 )
