@@ -47,5 +47,5 @@ def test_no_invariant_has_the_tag_of_a_requirement() -> None:
 
 
 @pytest.mark.parametrize(("number", "path", "test"), ROWS, ids=[row[0] for row in ROWS])
-def test_test_named_for_a_requirement_cites_it(number: str, path: str, test: str) -> None:
+def test_requirement_is_cited_by_its_named_test(number: str, path: str, test: str) -> None:
     assert number in cited_in(path).get(test, set()), f"tests/{path}::{test} must cite {number}"

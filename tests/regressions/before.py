@@ -1,8 +1,8 @@
-"""Runs the regression tests of this tree against the product of another commit, where each defect has to show.
+"""Runs the regression tests of this tree against the product of another commit, which has the defects.
 
-A worktree of that commit is made for as long as they run, and its `tests/` gives way to the present ones. A test that
-fails there can see its defect. A test that cannot be run there shows nothing, and counts as one that passes: a module
-that it imports cannot be imported, its fixtures fail, or a helper of it lacks something in the older product.
+A temporary worktree of that commit gets the `tests/` of this tree. A test that fails there detects
+its defect. A test that cannot be run there proves nothing and counts like one that passes: an
+import or a fixture fails, or a helper needs something that the older product lacks.
 
 `--keep` writes the result to DEFECTS.md beside this file.
 """
@@ -26,7 +26,7 @@ from tests.tally import Tally
 
 ROOT: Final = Path(__file__).parents[2]
 TABLE: Final = Path(__file__).with_name("DEFECTS.md")
-# In a helper, they say that the older product lacks what the helper uses.
+# Raised in a helper, these errors mean that the older product lacks what the helper uses.
 _LACKS: Final = ("AttributeError", "ImportError", "ModuleNotFoundError", "NameError", "TypeError")
 
 
@@ -37,7 +37,7 @@ class BaseVerdict(Enum):
 
 
 Case = tuple[str, str]
-"""A test as JUnit's XML names it: module and function."""
+"""The module and function of a test in JUnit's XML."""
 
 
 def case_of(nodeid: str) -> Case:
@@ -46,9 +46,9 @@ def case_of(nodeid: str) -> Case:
 
 
 def verdicts(report: str) -> dict[Case, BaseVerdict]:
-    """From JUnit's XML, by test."""
+    """The verdict on each test in JUnit's XML."""
     found: dict[Case, BaseVerdict] = {}
-    for case in ET.fromstring(report).iter("testcase"):  # Our own pytest wrote it.
+    for case in ET.fromstring(report).iter("testcase"):  # Trusted: pytest wrote it.
         name = case.get("classname", ""), case.get("name", "")
         failure = case.find("failure")
         if failure is not None:
@@ -61,7 +61,7 @@ def verdicts(report: str) -> dict[Case, BaseVerdict]:
 
 
 def _verdict_on(traceback: str) -> BaseVerdict:
-    """Its last line of the form `file:line: error` says where the test failed."""
+    """The last line of the form `file:line: error` shows where the test failed."""
     ends = [line for line in traceback.splitlines() if line[:1].isalpha() or line[:1] == "/"]
     where, _, error = ends[-1].rpartition(": ") if ends else ("", "", "")
     is_in_helper = where.startswith("tests/") and not where.startswith("tests/regressions/test_")
@@ -71,7 +71,7 @@ def _verdict_on(traceback: str) -> BaseVerdict:
 def judge(
     register: Register, found: Mapping[Case, BaseVerdict]
 ) -> Sequence[tuple[Defect, BaseVerdict]]:
-    """By defect: it shows if one of its tests fails."""
+    """The verdict on each defect, which shows if any of its tests fails."""
     of_defect: dict[str, list[BaseVerdict]] = defaultdict(list)
     for nodeid, name in register.of_test.items():
         of_defect[name].append(found.get(case_of(nodeid), BaseVerdict.NOT_RUN))
@@ -83,7 +83,7 @@ def judge(
 
 
 def run(commit: str, register: Register, *pytest_arguments: str, keeps: bool) -> Tally:
-    """`register`: with the tests that are meant. Says of each defect what its tests come to there."""
+    """Prints for each defect in `register` the verdict of its tests on that commit."""
     tally = Tally("defects that show there")
     with product_of(commit) as (folder, full_commit):
         report = folder / "regressions.xml"
@@ -103,7 +103,7 @@ def run(commit: str, register: Register, *pytest_arguments: str, keeps: bool) ->
         ]
         environment = {**os.environ, "PYTHONPATH": str(folder / ".import-root")}
         subprocess.run(command, cwd=folder, env=environment, check=False)
-        told = report.read_text() if report.exists() else "<none/>"  # Its pytest was ended.
+        told = report.read_text() if report.exists() else "<none/>"  # pytest was killed.
         judged = judge(register, verdicts(told))
     for each, verdict in judged:
         sys.stdout.write(f"{verdict.value:<15}{each.name}: {each.seen}\n")
@@ -130,7 +130,10 @@ Each has a test of its name in this folder. The last column says what that test 
 
 @contextmanager
 def product_of(commit: str) -> Iterator[tuple[Path, str]]:
-    """A worktree of that commit with the tests of this one, and the commit's full name. Raises `CalledProcessError`."""
+    """A worktree of that commit with the tests of this tree, and the commit's full hash.
+
+    Raises `CalledProcessError`.
+    """
     full = _git("rev-parse", "--verify", f"{commit}^{{commit}}")
     with tempfile.TemporaryDirectory(prefix="before-") as temporary:
         folder = Path(temporary) / "tree"
@@ -147,7 +150,7 @@ def product_of(commit: str) -> Iterator[tuple[Path, str]]:
 
 
 def _link_packages(folder: Path) -> None:
-    """As an editable install does (`hatch_build.py`)."""
+    """Links the packages like an editable install (`hatch_build.py`)."""
     settings = tomllib.loads((folder / "pyproject.toml").read_text())
     sources = settings["tool"]["hatch"]["build"]["targets"]["wheel"]["sources"]
     links = {**{folder / each: target for each, target in sources.items()}}

@@ -1,4 +1,4 @@
-"""Names for defects, so that a run can say which ones it has kept away."""
+"""Names the defects, so that a run can report which of them are gone."""
 
 import re
 from collections.abc import Callable
@@ -13,11 +13,11 @@ ATTRIBUTE: Final = "defect_of_this_test"
 @dataclass(frozen=True)
 class Defect:
     name: str  # Words with hyphens; one defect may have several tests.
-    seen: str  # What a user saw, in one sentence.
+    seen: str  # The symptom that a user saw, in one sentence.
 
 
 def defect(name: str, seen: str) -> Callable[[_Test], _Test]:
-    """Marks a test as the one that keeps this defect away."""
+    """Marks a test as a regression test of this defect."""
     assert re.fullmatch(r"[a-z0-9-]+", name), f"lower case and hyphens: {name}"
     assert seen.endswith("."), f"one sentence: {seen}"
 
@@ -29,7 +29,7 @@ def defect(name: str, seen: str) -> Callable[[_Test], _Test]:
 
 
 class Register:
-    """A pytest plugin: the defects that were tested, and whether all tests of each have passed."""
+    """A pytest plugin that collects the tested defects and whether all their tests passed."""
 
     def __init__(self) -> None:
         self.defects: dict[str, Defect] = {}
@@ -51,11 +51,11 @@ class Register:
             self.skipped.add(self.of_test[report.nodeid])
 
     def listed(self) -> list[str]:
-        """One line for each defect, whatever its tests come to."""
+        """One line for each defect, without the results of its tests."""
         return [f"{name}: {self.defects[name].seen}" for name in sorted(self.defects)]
 
     def lines(self) -> list[str]:
-        """One for each defect, the ones that are back first."""
+        """One line for each defect, beginning with those that are back."""
         verdicts = {name: self._verdict(name) for name in self.defects}
         by_verdict = sorted(self.defects, key=lambda name: (verdicts[name] == "gone", name))
         return [f"{verdicts[name]:<8}{name}: {self.defects[name].seen}" for name in by_verdict]

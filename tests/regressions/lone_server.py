@@ -1,4 +1,4 @@
-"""One log server over one bookie, as processes: by HTTP and by the Python client.
+"""One log server and one bookie as processes, used over HTTP and through the Python client.
 
 with lone_server.running(folder) as site:
     site.ask("/v1/namespaces/default/logs/a", "PUT")
@@ -25,13 +25,13 @@ Answer = tuple[int, dict[str, str], bytes]
 
 @dataclass(frozen=True)
 class Site:
-    url: str  # Of gRPC,
-    place: str  # and of HTTP.
+    url: str  # For gRPC.
+    place: str  # Host and port for HTTP.
     metadata: str
-    bookie: Child  # It serves the metadata, too.
+    bookie: Child  # Also serves the metadata store.
 
     def ask(self, path: str, method: str = "GET", body: bytes = b"", **headers: str) -> Answer:
-        """Status, headers, body; of an answer that goes on its first event."""
+        """Returns status, headers and body. The body of an event stream is its first event."""
         connection = http.client.HTTPConnection(self.place, timeout=PATIENCE_S)
         try:
             names = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -50,7 +50,7 @@ class Site:
 
 @contextmanager
 def running(folder: Path, *flags: str, **settings: float) -> Iterator[Site]:
-    """`flags`: more of the server's. `settings`: more of `[log_service]`."""
+    """`flags` are additional flags of the log server, `settings` are settings of `[log_service]`."""
     url = f"sqlite://{folder}/metadata.db"
 
     async def make() -> None:

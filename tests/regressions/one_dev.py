@@ -1,4 +1,4 @@
-"""`rollbook dev` as a child process that a test may stop, and programs and commands that use it."""
+"""`rollbook dev` as a child process that a test may stop, with programs and commands that use it."""
 
 import subprocess
 import sys
@@ -21,7 +21,10 @@ class Dev:
         return commands.run(*words, environment={"ROLLBOOK_SERVER": self.url})
 
     def program(self, code: str, *words: str) -> subprocess.CompletedProcess[str]:
-        """An interpreter of its own, so that its exit is part of the test; the URL is its first argument."""
+        """Runs the code in a new interpreter, whose first argument is the URL.
+
+        The exit of the interpreter is part of the test.
+        """
         return subprocess.run(
             [sys.executable, "-W", "always::ResourceWarning", "-c", code, self.url, *words],
             capture_output=True,
@@ -37,7 +40,7 @@ class Dev:
 
 @contextmanager
 def running(folder: Path, bookies: int = 1) -> Iterator[Dev]:
-    """It serves."""
+    """Yields when the server is ready."""
     with processes.family() as children:
         words = ("dev", "--bookies", str(bookies), "--listen", "127.0.0.1:0", "--data", folder)
         child = children.start_module("rollbook.api.cli.main", *words)

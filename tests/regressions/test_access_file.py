@@ -1,4 +1,4 @@
-"""The access file: half-written it opens and closes nothing (AF1), and a refusal says what is missing."""
+"""A half-written access file changes no rights (AF1), and refusals name what is missing."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class _Site:
     client: SyncClient
 
     def error_of(self, log: str) -> type[RollbookError]:
-        """There are no logs: `NoSuchLog` is an answer, `Unauthorized` a refusal."""
+        """There are no logs, so `NoSuchLog` means that access was granted."""
         with pytest.raises(RollbookError) as caught:
             self.client.open(log)
         return type(caught.value)
@@ -64,8 +64,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Site]:
 
 
 @defect("access-file-half-written", _SEEN)
-def test_file_without_an_end_is_not_taken_in_the_midst_of_a_write(site: _Site) -> None:
-    """The first test: a file that once had an end has to have one."""
+def test_partly_written_file_without_end_mark_keeps_its_denials(site: _Site) -> None:
+    """Must run first: a file that once had an end mark must always have one."""
     site.access.write_text(_GRANTS)
     assert site.error_of("team/secret") is Unauthorized
     assert site.error_of("team/other") is NoSuchLog
@@ -80,20 +80,20 @@ def fresh(site: _Site) -> _Site:
 
 
 @defect("access-file-empty-for-a-moment", _SEEN)
-def test_callers_are_known_while_the_file_is_empty(fresh: _Site) -> None:
+def test_empty_access_file_keeps_the_earlier_grants(fresh: _Site) -> None:
     fresh.access.write_text("")
     assert fresh.error_of("team/other") is NoSuchLog
 
 
 @defect("access-file-half-written", _SEEN)
-def test_half_written_file_grants_nothing_that_it_will_deny(fresh: _Site) -> None:
+def test_half_written_access_file_keeps_its_denials(fresh: _Site) -> None:
     fresh.access.write_text(_GRANTS)
     assert fresh.error_of("team/secret") is Unauthorized
     assert fresh.error_of("team/other") is NoSuchLog
 
 
 def _refusal(site: _Site, log: str, token: str, tmp_path: Path, *command: str) -> str:
-    """What a shell says to somebody who shows this token."""
+    """The error that the shell prints for this token."""
     file = tmp_path / "token"
     file.write_text(f"{token}\n")
     shown = ("--token-file", str(file)) if token else ()
@@ -104,7 +104,7 @@ def _refusal(site: _Site, log: str, token: str, tmp_path: Path, *command: str) -
 
 
 @defect("wrong-token-answered-as-missing", "A wrong token was answered as if none had been shown.")
-def test_wrong_token_is_not_answered_as_a_missing_one(fresh: _Site, tmp_path: Path) -> None:
+def test_wrong_and_missing_tokens_have_different_errors(fresh: _Site, tmp_path: Path) -> None:
     missing = _refusal(fresh, "team/other", "", tmp_path, "show")
     wrong = _refusal(fresh, "team/other", "some-other-token-0123456789", tmp_path, "show")
     assert "no token was shown" in missing

@@ -1,4 +1,4 @@
-"""What was acknowledged, and then could not be read."""
+"""Acknowledged records can be read at once, also at servers that do not own the log."""
 
 import asyncio
 import http.client
@@ -69,7 +69,7 @@ class Server:
         assert status == 201, answer
 
     def read(self, log: str, start: int) -> int:
-        """How many records there are, by as many requests as it takes until one says that it is up to date."""
+        """Reads until a response says that it is up to date, and returns the number of records."""
         count = 0
         while True:
             path = f"{log}/records?from={start + count}"
@@ -102,7 +102,7 @@ def start_cluster(children: Family, folder: Path) -> list[Server]:
 
 
 def make_log(servers: list[Server], name: str, **config: Any) -> tuple[Server, Server]:
-    """Its owner, and the other server."""
+    """Creates the log and returns its owner and the other server."""
     body = json.dumps(config).encode() if config else b""
     headers = {"content-type": "application/json"} if config else {}
     status, _, answer = servers[0].ask("PUT", name, body, **headers)
@@ -118,7 +118,7 @@ def make_log(servers: list[Server], name: str, **config: Any) -> tuple[Server, S
     "At a server that does not own the log the last acknowledged batch could not be read for up to a minute, and"
     " the answer said that it was up to date.",
 )
-def test_a_range_at_another_server_has_the_last_acknowledged_batch(servers: list[Server]) -> None:
+def test_range_read_at_non_owner_has_the_last_acked_batch(servers: list[Server]) -> None:
     """RL6."""
     owner, other = make_log(servers, "range")
     for number in range(3):
@@ -133,7 +133,7 @@ def test_a_range_at_another_server_has_the_last_acknowledged_batch(servers: list
     "When a log had begun a new segment, its last acknowledged batch could not be read at another server until the"
     " next one was appended.",
 )
-def test_what_is_appended_after_a_roll_is_read_at_another_server(servers: list[Server]) -> None:
+def test_batch_acked_after_a_roll_is_readable_at_non_owner(servers: list[Server]) -> None:
     """RL6."""
     owner, other = make_log(servers, "rolled")
     for number in range(2):
@@ -147,7 +147,7 @@ def test_what_is_appended_after_a_roll_is_read_at_another_server(servers: list[S
     "long-poll-at-non-owner-lacks-last-batch",
     "At a server that does not own the log a request that waits for records did not return an acknowledged one.",
 )
-def test_a_long_poll_at_another_server_returns_what_is_acknowledged(servers: list[Server]) -> None:
+def test_long_poll_at_non_owner_returns_acked_records(servers: list[Server]) -> None:
     owner, other = make_log(servers, "poll")
     owner.append("poll", b"x")
     status, _, answer = other.ask("GET", f"poll/records?from=0&wait_ms={int(SOON_S * 1000)}")
@@ -159,7 +159,7 @@ def test_a_long_poll_at_another_server_returns_what_is_acknowledged(servers: lis
     "follower-at-non-owner-lacks-last-batch",
     "A follower at a server that does not own the log received the last acknowledged batch up to a minute late.",
 )
-def test_a_follower_at_another_server_soon_has_the_last_acknowledged_batch(
+def test_follower_at_non_owner_gets_each_acked_batch_within_15_s(
     servers: list[Server],
 ) -> None:
     owner, other = make_log(servers, "follow")
@@ -167,7 +167,7 @@ def test_a_follower_at_another_server_soon_has_the_last_acknowledged_batch(
         for number in range(5):
             owner.append("follow", b"x")
             source.wait_for(number + 1, SOON_S)
-            time.sleep(0.1 * (number % 2))  # Some follow at once, some after a rest.
+            time.sleep(0.1 * (number % 2))  # Appends come both at once and after a pause.
 
 
 @defect(
@@ -175,7 +175,7 @@ def test_a_follower_at_another_server_soon_has_the_last_acknowledged_batch(
     "At a server that does not own the log a follower was informed that it had caught up, with lag 0, before it had"
     " the last acknowledged batch.",
 )
-def test_a_follower_at_another_server_has_caught_up_when_it_is_said(servers: list[Server]) -> None:
+def test_caught_up_at_non_owner_includes_the_last_acked_batch(servers: list[Server]) -> None:
     owner, other = make_log(servers, "caught")
     for number in range(3):
         owner.append("caught", b"x")
@@ -197,7 +197,7 @@ def test_a_follower_at_another_server_has_caught_up_when_it_is_said(servers: lis
     "stop-at-tail-at-non-owner-lacks-last-batch",
     "At a server that does not own the log a read up to the tail ended before the last acknowledged batch.",
 )
-def test_a_read_up_to_the_tail_at_another_server_has_the_last_batch(servers: list[Server]) -> None:
+def test_read_to_tail_at_non_owner_has_the_last_acked_batch(servers: list[Server]) -> None:
     owner, other = make_log(servers, "stop")
     owner.append("stop", b"x")
     status, _, answer = other.ask("GET", "stop/records?at_tail=stop", accept="application/x-ndjson")
@@ -210,7 +210,7 @@ def test_a_read_up_to_the_tail_at_another_server_has_the_last_batch(servers: lis
     "owner-cannot-read-a-block-pushed-out-of-its-memory",
     "At the owner itself the last block of a log, pushed out of memory by other logs, could not be read for 60 s.",
 )
-def test_the_owner_reads_a_last_block_that_other_logs_pushed_out(servers: list[Server]) -> None:
+def test_owner_reads_last_block_evicted_by_other_logs(servers: list[Server]) -> None:
     owner, other = make_log(servers, "pushed")
     owner.append("pushed", BLOCK)
     names = [f"busy-{number}" for number in range(12)]
@@ -224,9 +224,9 @@ def test_the_owner_reads_a_last_block_that_other_logs_pushed_out(servers: list[S
 
 @defect(
     "tail-cache-below-a-block-hides-it",
-    "With `tail_cache_bytes` below one block the last block of a log could not be read for 60 s, by nobody.",
+    "With `tail_cache_bytes` below one block, the last block of a log could not be read anywhere for 60 s.",
 )
-def test_a_last_block_larger_than_its_tail_cache_is_read(servers: list[Server]) -> None:
+def test_last_block_larger_than_the_tail_cache_is_readable(servers: list[Server]) -> None:
     """RD6."""
     owner, other = make_log(servers, "small", tail_cache_bytes=4096)
     with EventSource(owner.place, f"{LOGS}/small/records?heartbeat_ms=500") as source:
@@ -238,10 +238,10 @@ def test_a_last_block_larger_than_its_tail_cache_is_read(servers: list[Server]) 
 
 
 @defect(
-    "looking-at-a-log-nobody-owns-makes-segments",
+    "viewing-an-unowned-log-creates-segments",
     "`explain`, `read` and `verify` of a log that nobody owned made an empty segment each time.",
 )
-def test_looking_at_a_log_that_nobody_owns_changes_nothing(servers: list[Server]) -> None:
+def test_viewing_an_unowned_log_creates_no_segment(servers: list[Server]) -> None:
     """RL7."""
     owner, _ = make_log(servers, "quiet")
     owner.append("quiet", b"x")
@@ -249,7 +249,7 @@ def test_looking_at_a_log_that_nobody_owns_changes_nothing(servers: list[Server]
     with rollbook.connect(url) as client:
 
         def let_go() -> None:
-            """As it is when nobody used it for a while, or all servers were restarted."""
+            """Leaves the log without an owner, as after idle time or a restart of all servers."""
             with rollbook.connect(f"log://{owner.address}") as only:
                 only.drain(owner.name)
                 only.drain(owner.name, resume=True)

@@ -1,4 +1,4 @@
-"""Logs take appends as long as an ack quorum of bookies is alive."""
+"""Logs accept appends as long as an ack quorum of bookies is alive."""
 
 import os
 import re
@@ -23,19 +23,19 @@ _PATIENCE_S = 30.0
 
 
 class _Cluster:
-    """Three bookies, two log servers. The third bookie comes and goes."""
+    """Three bookies and two log servers. Tests stop and start the third bookie."""
 
     def __init__(self, processes: LogProcesses, folder: Path) -> None:
         self.processes = processes
         self._folder = folder / "bk-3"
 
     def stop_a_bookie(self) -> None:
-        """In order, as for an upgrade. It is registered no more when this returns."""
+        """Stops it cleanly, as for an upgrade. It is no longer registered when this returns."""
         self.processes.bookies[2].terminate()
         self.processes.bookies[2].wait()
 
     def format_it(self) -> None:
-        """As after its disk was replaced."""
+        """Formats the stopped bookie, as after a replacement of its disk."""
         words = bookies.arguments(self._folder, self.processes.metadata, bookie_id="bk-3")
         done = commands.run("bookie", "format", "--yes", *words[2:])
         assert done.returncode == 0, done.stderr
@@ -72,7 +72,7 @@ def _owner_pid(cluster: LogProcesses, client: SyncClient, log: str) -> int:
     "one-bookie-away-stops-logs",
     "With one of three bookies away new logs and logs whose owner changed took no append.",
 )
-def test_logs_take_appends_while_one_of_three_bookies_is_away(cluster: _Cluster) -> None:
+def test_appends_succeed_with_one_of_three_bookies_away(cluster: _Cluster) -> None:
     with sync.connect(cluster.processes.url, _QUICK) as client:
         old = client.open("old", create=True)
         old.append(b"before")
@@ -95,8 +95,8 @@ def test_logs_take_appends_while_one_of_three_bookies_is_away(cluster: _Cluster)
 
 
 @defect(
-    "one-bookie-away-untold",
-    "Nothing said that a log has fewer copies than it wants.",
+    "missing-copies-are-not-reported",
+    "Nothing reported that a log had fewer copies than configured.",
 )
 def test_a_degraded_segment_is_reported(cluster: _Cluster) -> None:
     processes = cluster.processes
@@ -119,12 +119,12 @@ def test_a_degraded_segment_is_reported(cluster: _Cluster) -> None:
 
 
 @defect(
-    "formatted-bookie-keeps-a-seat",
-    "A log kept a segment on a bookie that was formatted since, one of three: nothing said that it lacked a copy, "
-    "and its next append lost its owner.",
+    "formatted-bookie-stays-in-the-ensemble",
+    "A log kept a segment on a bookie that had been formatted: the missing copy was not reported, and the next"
+    " append cost the log its owner.",
 )
 def test_new_records_have_all_copies_after_a_bookie_was_formatted(tmp_path: Path) -> None:
-    """LS16: the formatted bookie fences the writer that sends it something, and a log at rest leaves its segment."""
+    """LS16: the formatted bookie fences writers that send to it, and an idle log starts a new segment."""
     with log_processes.running(tmp_path) as processes:
         processes.start_server("log-1")
         cluster = _Cluster(processes, tmp_path)
@@ -159,7 +159,7 @@ def test_new_records_have_all_copies_after_a_bookie_was_formatted(tmp_path: Path
 
 @contextmanager
 def _writing(log: SyncLog) -> Iterator[None]:
-    """Records are appended to it all the time, from before to after."""
+    """Appends records continuously while the block runs."""
     log.append(b"first")
     is_over = threading.Event()
 

@@ -1,4 +1,4 @@
-"""What ended in the terms of Python, and not in an error that says what to do."""
+"""Mistakes that raised internal Python errors now raise errors that say what to do."""
 
 import struct
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ _SHORT: Any = log_pb2.ReadEvent(
 
 
 class _HostileServer(grpc.GenericRpcHandler):
-    """It has every log that is opened, and each of them has a block that is shorter than a header."""
+    """Has every log that is opened; each log has one block that is shorter than a header."""
 
     def service(self, details: grpc.HandlerCallDetails) -> Any:
         match details.method.rpartition("/")[2]:
@@ -61,7 +61,7 @@ def hostile_url() -> Iterator[str]:
     "short-block-is-a-struct-error",
     "A block shorter than its header, from a hostile server, ended a reader with struct.error.",
 )
-def test_a_short_block_is_a_clear_error(hostile_url: str) -> None:
+def test_short_block_raises_block_corrupt(hostile_url: str) -> None:
     with (
         rollbook.connect(hostile_url) as client,
         pytest.raises((RollbookError, struct.error)) as caught,
@@ -77,6 +77,6 @@ def test_a_short_block_is_a_clear_error(hostile_url: str) -> None:
     "writer-mode-as-text-is-a-key-error",
     '`LogConfig(writer_mode="exclusive")` was taken, and ended in KeyError when a log was made with it.',
 )
-def test_a_writer_mode_that_is_text_is_refused_with_what_to_say() -> None:
+def test_writer_mode_as_text_is_refused_with_the_remedy() -> None:
     with pytest.raises(BadConfig, match=r"pass WriterMode\.OPEN or WriterMode\.EXCLUSIVE"):
-        LogConfig(writer_mode="exclusive")  # type: ignore[arg-type]  # As programs without types do.
+        LogConfig(writer_mode="exclusive")  # type: ignore[arg-type]  # Programs without type checks do this.

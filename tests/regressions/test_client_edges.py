@@ -1,4 +1,4 @@
-"""What a first day with the Python client ran into."""
+"""Defects that new users of the Python client found."""
 
 import pickle
 import re
@@ -37,27 +37,27 @@ def test_a_record_can_be_pickled(dev: Dev) -> None:
     assert pickle.loads(pickle.dumps(records)) == records
     assert records[0].headers == {}
     with pytest.raises(TypeError):
-        records[0].headers["a"] = b"b"  # type: ignore[index]  # All such records share it.
+        records[0].headers["a"] = b"b"  # type: ignore[index]  # Records without headers share one empty mapping.
 
 
 @defect(
     "listed-name-cannot-be-opened",
     "`client.open(name)` failed for the names that `client.logs()` yields.",
 )
-def test_a_name_that_was_listed_can_be_used(dev: Dev) -> None:
+def test_listed_names_are_accepted_by_the_client(dev: Dev) -> None:
     with rollbook.connect(dev.url) as client:
         client.open("listed", create=True).append(b"x")
         (name,) = client.logs(prefix="listed")
-        assert client.open(name).tail_offset() == 1  # type: ignore[arg-type,unused-ignore]  # As users write it.
-        client.lookup([name])  # type: ignore[list-item,unused-ignore]  # As users write it.
-        client.delete(name)  # type: ignore[arg-type,unused-ignore]  # As users write it.
+        assert client.open(name).tail_offset() == 1  # type: ignore[arg-type,unused-ignore]  # Users write it this way.
+        client.lookup([name])  # type: ignore[list-item,unused-ignore]  # Users write it this way.
+        client.delete(name)  # type: ignore[arg-type,unused-ignore]  # Users write it this way.
 
 
 @defect(
-    "newline-ends-in-grpc",
-    "A token with the newline of its file ended in an error of gRPC's inner parts.",
+    "token-newline-fails-in-grpc",
+    "A token that ended with a newline failed with an internal error of gRPC.",
 )
-def test_a_token_may_have_the_newline_of_its_file(dev: Dev) -> None:
+def test_token_may_end_with_a_newline(dev: Dev) -> None:
     with rollbook.connect(dev.url, token="secret\n") as client:
         client.open("with-token", create=True)
     with pytest.raises(BadConfig, match="the token"):
@@ -65,7 +65,7 @@ def test_a_token_may_have_the_newline_of_its_file(dev: Dev) -> None:
 
 
 @defect("tls-settings-are-ignored", "TLS settings beside a URL without TLS were ignored.")
-def test_tls_settings_need_a_url_with_tls(dev: Dev, tmp_path: Path) -> None:
+def test_tls_settings_with_a_plain_url_are_refused(dev: Dev, tmp_path: Path) -> None:
     with pytest.raises(BadConfig, match="authorities"):
         rollbook.connect(dev.url, authorities=str(tmp_path / "ca.pem"))
     done = dev.shell("log", "ls", "--tls-authorities", str(tmp_path / "ca.pem"))
@@ -93,8 +93,8 @@ print(*data["force_include"].values())
     "wheel-has-no-py-typed",
     "Type checkers ignored the types of `import rollbook`: the wheel lacked `rollbook/py.typed`.",
 )
-def test_a_wheel_says_that_it_has_types() -> None:
-    """By what the hook of the build adds to it; hatchling itself need not be here."""
+def test_wheel_includes_py_typed() -> None:
+    """Checks what the build hook adds to the wheel, without hatchling."""
     done = subprocess.run(
         [sys.executable, "-c", _BUILD, str(_REPOSITORY)], capture_output=True, text=True, check=True
     )
@@ -102,15 +102,15 @@ def test_a_wheel_says_that_it_has_types() -> None:
 
 
 @defect(
-    "click-bound-is-untrue",
-    "The oldest click that the package asks for lacks what the shell imports.",
+    "required-click-is-too-old",
+    "The oldest click version that the package allows lacks a name that the shell imports.",
 )
-def test_the_oldest_click_that_is_asked_for_has_what_the_shell_uses() -> None:
+def test_required_click_is_8_2_or_newer() -> None:
 
     text = (_REPOSITORY / "pyproject.toml").read_text()
     found = re.search(r'"click>=(\d+)\.(\d+)', text)
     assert found
-    assert tuple(map(int, found.groups())) >= (8, 2)  # `NoArgsIsHelpError` is of 8.2.
+    assert tuple(map(int, found.groups())) >= (8, 2)  # 8.2 added `NoArgsIsHelpError`.
 
 
 _BOOKIE_WITHOUT = """

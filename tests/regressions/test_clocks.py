@@ -1,4 +1,4 @@
-"""A log server whose clock is wrong neither loses records nor appends them twice."""
+"""A log server with a wrong clock neither loses records nor appends them twice."""
 
 import asyncio
 import sys
@@ -24,7 +24,7 @@ SWEPT_S = 3.0  # Several sweeps.
 BRIEF_S = 5.0
 PATIENCE_S = 60.0
 KEPT = LogConfig(retention_age_s=7 * DAY_S)
-# Deadlines of gRPC stay right: they go by `time.time`, and its core by a clock that is not patched.
+# gRPC deadlines stay right: they use `time.time` and the clock of gRPC's core, which are not patched.
 SKEWED = """
 import runpy, sys, time
 ahead_ns = int(sys.argv.pop(1)) * 1_000_000_000
@@ -42,7 +42,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LogProc
 
 
 def start_skewed(cluster: LogProcesses, name: str, ahead_s: int) -> RunningLogServer:
-    """A log server whose wall clock is so far ahead of all others'."""
+    """Starts a log server whose wall clock is this far ahead."""
     child = cluster.children.start(
         sys.executable,
         "-c",
@@ -65,7 +65,7 @@ def start_skewed(cluster: LogProcesses, name: str, ahead_s: int) -> RunningLogSe
 
 
 def end(cluster: LogProcesses, name: str) -> None:
-    """As SIGKILL does it."""
+    """Kills the server with SIGKILL."""
     cluster.servers.pop(name).child.kill()
 
 
@@ -73,7 +73,7 @@ def end(cluster: LogProcesses, name: str) -> None:
     "slow-clock-expires-acknowledged-records",
     "Records that a server with a slow clock had acknowledged were gone within seconds.",
 )
-async def test_what_was_acknowledged_is_kept_for_as_long_as_was_said(
+async def test_slow_clock_does_not_expire_acked_records(
     cluster: LogProcesses,
 ) -> None:
     slow = start_skewed(cluster, "slow", -40 * DAY_S)
@@ -86,7 +86,7 @@ async def test_what_was_acknowledged_is_kept_for_as_long_as_was_said(
                 acked.append(value)
                 await log.roll()
             except RollbookError:
-                break  # It may refuse: nothing is promised then.
+                break  # The server may refuse: then no record is promised to be kept.
     end(cluster, "slow")
     right = cluster.start_server("right")
     async with connect(f"log://{right.address}") as client:
@@ -99,15 +99,15 @@ async def test_what_was_acknowledged_is_kept_for_as_long_as_was_said(
 
 @defect(
     "fast-clock-appends-a-retry-twice",
-    "An owner whose clock was two days ahead forgot producers, and appended again what they sent again.",
+    "An owner whose clock was two days ahead forgot producers, and appended their retries again.",
 )
-async def test_a_retry_at_a_server_with_a_fast_clock_is_not_appended_again(
+async def test_fast_clock_does_not_append_a_retry_twice(
     cluster: LogProcesses,
 ) -> None:
     once = bytes(pack_block([b"once"], producer=ProducerRef(b"key", 0, 0)))
 
     async def append(address: str) -> AppendAck:
-        """At that server, as soon as it takes the log or says why it never will."""
+        """Retries at that server until it owns the log, or raises its error."""
         async with connect(f"log://{address}") as client, asyncio.timeout(PATIENCE_S):
             log = LogName.parse("orders")
             await client.open("orders", create=True)
@@ -140,7 +140,7 @@ async def test_a_retry_at_a_server_with_a_fast_clock_is_not_appended_again(
     try:
         again = await append(fast.address)
     except RollbookError:
-        pass  # It may refuse.
+        pass  # The server may refuse.
     else:
         assert again == replace(first, is_duplicate=True, owner_epoch=again.owner_epoch)
     end(cluster, "fast")
@@ -152,7 +152,7 @@ async def test_a_retry_at_a_server_with_a_fast_clock_is_not_appended_again(
     "wrong-clock-owns-logs",
     "A server whose clock was years wrong owned logs, and nothing said so.",
 )
-async def test_a_server_with_a_wrong_clock_owns_nothing_and_says_so(cluster: LogProcesses) -> None:
+async def test_server_with_wrong_clock_owns_no_log_and_reports_it(cluster: LogProcesses) -> None:
     fast = start_skewed(cluster, "fast", 400 * DAY_S)
     async with connect(f"log://{fast.address}") as client:
         log = await client.open("orders", create=True)
@@ -163,7 +163,7 @@ async def test_a_server_with_a_wrong_clock_owns_nothing_and_says_so(cluster: Log
     done = commands.run("cluster", "health", "--metadata", cluster.metadata, "--output", "json")
     assert b'"wrong clock"' in done.stdout
     right = cluster.start_server("right")
-    async with connect(f"log://{fast.address}") as client:  # Which knows whom to ask.
+    async with connect(f"log://{fast.address}") as client:  # It redirects to the owner.
         log = await client.open("orders")
         assert (await log.append(b"x")).first_offset == 0
         state = await log.state()

@@ -1,4 +1,4 @@
-"""What happens in a cluster can be asked after, and is sent to a URL: through `rollbook dev` and a receiver of its own."""
+"""Cluster events can be listed and are sent to a URL. Uses `rollbook dev` and an HTTP receiver."""
 
 import hashlib
 import hmac
@@ -41,17 +41,17 @@ def ask(method: str, url: str, body: Any = None) -> tuple[int, Any]:
 
 
 def pause_and_resume(api: str) -> None:
-    """Long enough for each state to be seen."""
+    """Pauses and resumes recovery, each long enough to be noticed."""
     for enabled in (False, True):
         assert ask("PUT", f"{api}/recovery/switch", {"enabled": enabled})[0] == 200
         time.sleep(0.5)
 
 
 @defect(
-    "what-happened-cannot-be-asked",
-    "Nobody could see which bookies had been lost or drained an hour ago.",
+    "no-list-of-past-events",
+    "Past losses and drains of bookies were not listed anywhere.",
 )
-def test_what_happened_is_listed(api: str) -> None:
+def test_cluster_events_are_listed(api: str) -> None:
     pause_and_resume(api)
     end = time.monotonic() + PATIENCE_S
     while True:
@@ -67,10 +67,10 @@ def test_what_happened_is_listed(api: str) -> None:
 
 
 @defect(
-    "programs-hear-of-nothing",
-    "A program had to ask again and again to hear that a bookie was lost or drained.",
+    "no-callbacks-for-events",
+    "A program had to poll to learn that a bookie was lost or drained.",
 )
-def test_events_are_sent_signed_and_in_order(api: str, tmp_path: Path) -> None:
+def test_callbacks_receive_signed_events_in_order(api: str, tmp_path: Path) -> None:
     received: queue.Queue[tuple[dict[str, str], bytes]] = queue.Queue()
 
     class Handler(BaseHTTPRequestHandler):

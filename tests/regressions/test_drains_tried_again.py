@@ -1,4 +1,4 @@
-"""A drain that failed for want of a bookie to copy to, and is tried again. Real processes."""
+"""Retries a drain that failed because there was no bookie to copy to. Uses real processes."""
 
 import asyncio
 import json
@@ -16,7 +16,7 @@ from tests.support.ledger_cluster import ProcessCluster
 
 PATIENCE_S = 60.0
 MAIN = (sys.executable, "-m", "rollbook.api.cli.main")
-ATTEMPTS = 8  # Without a target, before a drain fails.
+ATTEMPTS = 8  # Number of attempts without a target before a drain fails.
 LEAVING, LOST = "bk-2", "bk-3"
 QUICK = {
     "ROLLBOOK_AUDIT_LOST_BOOKIE_DELAY_S": "0",
@@ -25,7 +25,7 @@ QUICK = {
     "ROLLBOOK_WORKER_RETRY_PAUSE_S": "0.001",
     "ROLLBOOK_WORKER_SETTLE_S": "0.01",
 }
-FAILED = 5  # What `bookie drain --wait` ends with then.
+FAILED = 5  # The exit code of `bookie drain --wait` for a failed drain.
 
 
 async def write_ledger(url: str) -> None:
@@ -61,7 +61,7 @@ def count_failures(page: str) -> int:
     "retried-drain-fails-after-one-attempt",
     "A failed drain that was tried again failed after one attempt if its ledgers were also marked as short of copies.",
 )
-def test_a_drain_that_is_tried_again_has_all_its_attempts(tmp_path: Path) -> None:
+def test_retried_drain_makes_all_its_attempts(tmp_path: Path) -> None:
     with processes.family() as children:
         cluster = ProcessCluster(children, tmp_path)
         url = cluster.url

@@ -1,4 +1,4 @@
-"""Configuration files of Java's bookies that operators have, and start ours from."""
+"""Bookies start from the configuration files of operators' Java bookies."""
 
 from pathlib import Path
 
@@ -35,11 +35,11 @@ def _config(folder: Path, *lines: str) -> Path:
     [
         ("one", "one"),
         ("one", "two,one"),
-        ("one", "one/below"),  # Each in a place of its own, but one leads to the other.
+        ("one", "one/below"),  # Different directories, one inside the other.
         ("one/below", "one"),
     ],
 )
-def test_one_directory_may_be_that_of_the_journal_and_of_ledgers(
+def test_journal_and_ledgers_may_share_a_directory(
     tmp_path: Path, journal: str, ledgers: str
 ) -> None:
     ledger_dirs = ",".join(f"{tmp_path}/{each}" for each in ledgers.split(","))
@@ -52,7 +52,7 @@ def test_one_directory_may_be_that_of_the_journal_and_of_ledgers(
         f"ledgerDirectories={ledger_dirs}",
     )
     with family() as children:
-        for _ in range(2):  # Made, and found again.
+        for _ in range(2):  # The first start creates the directories, the second finds them.
             bookie = _start(children, config)
             assert bookie.line(_PATIENCE_S).startswith(f"ready: bookie 127.0.0.1:{port} ")
             bookie.terminate()
@@ -61,10 +61,10 @@ def test_one_directory_may_be_that_of_the_journal_and_of_ledgers(
 
 @defect(
     "host-name-id-of-an-interface-is-an-address",
-    "With useHostNameAsBookieID and listeningInterface a bookie of Java's came up as another one.",
+    "With useHostNameAsBookieID and listeningInterface, a Java bookie's directories started under another id.",
 )
 @pytest.mark.parametrize("short", ["", "useShortHostName=true"])
-def test_the_id_is_the_name_of_the_interface(tmp_path: Path, short: str) -> None:
+def test_bookie_id_is_the_host_name_of_the_interface(tmp_path: Path, short: str) -> None:
     port = free_port()
     config = _config(
         tmp_path,

@@ -1,4 +1,4 @@
-"""Text that others wrote commands nobody's terminal."""
+"""Control sequences in text of other users do not reach the terminal."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -11,7 +11,7 @@ from tests.regressions.defects import defect
 from tests.support import commands
 from tests.support.dev import running_dev
 
-_CLEARS: Final = "\x1b[2J\x1b]0;owned\x07"  # The screen, and another title.
+_CLEARS: Final = "\x1b[2J\x1b]0;owned\x07"  # Clears the screen and sets the window title.
 _LOG: Final = "team/shown"
 
 
@@ -29,7 +29,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @defect(
     "escape-sequences-in-output",
-    "A holder or a description with escape sequences commanded the terminal that showed it.",
+    "Escape sequences in a holder or a description took effect in the terminal that showed it.",
 )
 @pytest.mark.parametrize(
     ("arguments", "text"),
@@ -41,7 +41,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     ],
     ids=lambda each: " ".join(each) if isinstance(each, tuple) else "",
 )
-def test_output_has_no_escape_sequence_that_others_wrote(
+def test_output_escapes_control_sequences_in_text_of_others(
     server: str, arguments: tuple[str, ...], text: str
 ) -> None:
     done = commands.run(*arguments, environment={"ROLLBOOK_SERVER": server})

@@ -1,4 +1,4 @@
-"""What somebody who knows other log services expects of `import rollbook` on the first day."""
+"""What users of other log services expect of `import rollbook` on their first day."""
 
 import asyncio
 import copy
@@ -36,7 +36,7 @@ _TOKENS = {"one": "one" * 8, "two": "two" * 8}
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """Two principals; each may do everything."""
+    """A server with two principals that have all rights."""
     folder = tmp_path_factory.mktemp("site")
     sections = (
         f'[principals.{name}]\ntokens = [{{ sha256 = "{digest_of(token)}" }}]\n'
@@ -74,7 +74,7 @@ with rollbook.connect(sys.argv[1], token=sys.argv[2]) as client:
     "public-names-are-elsewhere",
     "Programs had to import types and errors from `rollbook.api…` and `rollbook.proto…`.",
 )
-def test_public_names_are_in_the_package(site: Site) -> None:
+def test_public_names_can_be_imported_from_rollbook(site: Site) -> None:
     command = [sys.executable, "-c", _NAMES, site.url, _TOKENS["one"]]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
@@ -85,7 +85,7 @@ def test_public_names_are_in_the_package(site: Site) -> None:
     "`rollbook.connect()` did not connect to the server or the context that the shell uses.",
 )
 @pytest.mark.parametrize("named", ["server", "context"])
-def test_connecting_without_a_url_is_as_in_the_shell(
+def test_connect_without_url_uses_the_shells_server_or_context(
     site: Site, named: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     for name in ("ROLLBOOK_SERVER", "ROLLBOOK_CONTEXT", "ROLLBOOK_TOKEN_FILE"):
@@ -100,12 +100,12 @@ def test_connecting_without_a_url_is_as_in_the_shell(
             f'current = "here"\n[contexts.here]\nserver = "{site.url}"\n'
             f'token_file = "{token_file(site, "one")}"\n'
         )
-    with rollbook.connect() as client:  # type: ignore[call-arg,unused-ignore]  # Once it was required.
+    with rollbook.connect() as client:  # type: ignore[call-arg,unused-ignore]  # The URL was required once.
         assert client.open("unnamed", create=True).tail_offset() == 0
 
 
 @defect("client-reads-no-token-file", "A program had to read the file of its token by itself.")
-def test_a_token_may_be_in_a_file(site: Site, tmp_path: Path) -> None:
+def test_connect_reads_the_token_file(site: Site, tmp_path: Path) -> None:
     with rollbook.connect(site.url, token_file=token_file(site, "one")) as client:
         client.open("with-file", create=True)
     (tmp_path / "empty").write_text("")
@@ -118,7 +118,7 @@ def test_a_token_may_be_in_a_file(site: Site, tmp_path: Path) -> None:
     "connect-says-nothing-of-a-wrong-server",
     "`connect` succeeded where nothing listens or the token is unknown; the first call failed after ten seconds.",
 )
-def test_connecting_fails_at_once_with_the_reason(site: Site) -> None:
+def test_connect_fails_within_seconds_with_the_reason(site: Site) -> None:
     began_s = time.monotonic()
     with pytest.raises(ServerUnreachable, match="refused"):
         rollbook.connect("log://127.0.0.1:1")
@@ -133,18 +133,20 @@ def test_connecting_fails_at_once_with_the_reason(site: Site) -> None:
     "client-has-no-idempotency-key",
     "HTTP appends a record with an Idempotency-Key once; the Python client could not.",
 )
-def test_a_key_makes_an_append_happen_once_for_its_caller(site: Site) -> None:
+def test_idempotency_key_deduplicates_appends_per_principal(site: Site) -> None:
     acks = []
-    for _ in range(2):  # Two lives of the program.
+    for _ in range(2):  # Two runs of the program.
         with rollbook.connect(site.url, token=_TOKENS["one"]) as client:
             log = client.open("shop/paid", create=True)
             acks.append(log.append(b"10 EUR", idempotency_key="payment-1"))
     assert [ack.is_duplicate for ack in acks] == [False, True]
     assert acks[0].first_offset == acks[1].first_offset
-    with rollbook.connect(site.url, token=_TOKENS["two"]) as client:  # Its key is another one.
+    with rollbook.connect(
+        site.url, token=_TOKENS["two"]
+    ) as client:  # Another principal's keys are separate.
         ack = client.open("shop/paid").append(b"10 EUR", idempotency_key="payment-1")
         assert not ack.is_duplicate
-    status, _, _ = site.ask(  # Over HTTP it is the same key.
+    status, _, _ = site.ask(  # HTTP and gRPC share the keys of a principal.
         "/v1/namespaces/shop/logs/paid/records",
         "POST",
         b"10 EUR",
@@ -159,9 +161,9 @@ def test_a_key_makes_an_append_happen_once_for_its_caller(site: Site) -> None:
 
 @defect(
     "unary-idempotency-key-is-shared",
-    "An `Append` call of gRPC with an idempotency key was taken for a repetition of another principal's append.",
+    "A gRPC `Append` call with an idempotency key was dropped as a duplicate of another principal's append.",
 )
-def test_a_key_of_a_unary_append_is_its_callers_own(site: Site) -> None:
+def test_idempotency_key_of_a_unary_append_is_per_principal(site: Site) -> None:
     with rollbook.connect(site.url, token=_TOKENS["one"]) as client:
         client.open("unary", create=True)
     request = log_pb2.AppendRequest(log="default/unary", records=[log_pb2.Record(value=b"10 EUR")])
@@ -178,7 +180,7 @@ def test_a_key_of_a_unary_append_is_its_callers_own(site: Site) -> None:
             ack = append(request, metadata=(token,), timeout=30)
             found.append((ack.first_offset, ack.is_duplicate))
     assert found == [(0, False), (1, False), (0, True)]
-    status, _, _ = site.ask(  # Over HTTP it is the same key.
+    status, _, _ = site.ask(  # HTTP and gRPC share the keys of a principal.
         "/v1/namespaces/default/logs/unary/records",
         "POST",
         b"10 EUR",
@@ -215,7 +217,7 @@ def test_threads_that_share_a_tail_get_each_record_once(site: Site) -> None:
 
 @defect(
     "tasks-that-poll-one-tail-lose-records",
-    "Two tasks that polled one tail of `rollbook.aio` got some records never.",
+    "Two tasks that polled one tail of `rollbook.aio` never got some records.",
 )
 def test_tasks_that_share_a_tail_get_each_record_once(site: Site) -> None:
     count, batch = 300, 20
@@ -244,9 +246,9 @@ def test_tasks_that_share_a_tail_get_each_record_once(site: Site) -> None:
 
 @defect(
     "tail-cannot-be-polled",
-    "A loop over `log.tail()` could not look at anything else until the next record came.",
+    "A loop over `log.tail()` was blocked until the next record came.",
 )
-def test_a_tail_is_polled(site: Site) -> None:
+def test_poll_of_a_tail_returns_records_or_none(site: Site) -> None:
     with rollbook.connect(site.url, token=_TOKENS["one"]) as client:
         log = client.open("polled", create=True)
         log.append_many([b"1", b"2", b"3"])
@@ -267,16 +269,16 @@ def test_a_tail_is_polled(site: Site) -> None:
         with ThreadPoolExecutor(1) as threads, client.open("waited", create=True).tail() as tail:
             waits = threads.submit(tail.poll)
             with pytest.raises(TimeoutError):
-                waits.result(0.05)  # It waits by now.
+                waits.result(0.05)  # `poll` is waiting when this times out.
             tail.close()
             assert waits.result(30) is None
 
 
 @defect(
-    "text-and-times-differ-by-door",
-    "A text as key was refused here and failed in the middle there; an event time was a number only.",
+    "keys-and-times-differ-between-interfaces",
+    "A text key was refused by some calls and failed inside others; an event time had to be a number.",
 )
-def test_keys_headers_and_times_are_taken_as_people_have_them(site: Site) -> None:
+def test_keys_and_headers_may_be_text_and_times_datetimes(site: Site) -> None:
     happened = datetime(2026, 1, 31, 12, tzinfo=UTC)
     with rollbook.connect(site.url, token=_TOKENS["one"]) as client:
         log = client.open("text", create=True)
@@ -284,7 +286,7 @@ def test_keys_headers_and_times_are_taken_as_people_have_them(site: Site) -> Non
         with log.writer() as writer:
             writer.submit(b"2", key="käse", headers={"h": "ü"}, event_time=happened)
             with pytest.raises(InvalidRequest, match="event_time=5"):
-                writer.submit(b"x", event_time=5)  # type: ignore[arg-type]  # A program may.
+                writer.submit(b"x", event_time=5)  # type: ignore[arg-type]  # Programs without type checks may do this.
         log.append_many([b"3"], keys=["käse"], headers=[{"h": "ü"}], event_times=[happened])
         for record in log.read():
             assert record.key == "käse".encode()
@@ -295,10 +297,10 @@ def test_keys_headers_and_times_are_taken_as_people_have_them(site: Site) -> Non
 
 
 @defect(
-    "batch-and-error-look-like-nothing",
-    "`repr` of a client, a writer, a batch and an error said nothing that helps; batches and errors did not pickle.",
+    "unhelpful-repr-of-client-objects",
+    "`repr` of clients, writers, batches and errors was unhelpful; batches and errors could not be pickled.",
 )
-def test_what_a_program_holds_can_be_shown_copied_and_pickled(site: Site) -> None:
+def test_client_objects_have_reprs_and_batches_can_be_pickled(site: Site) -> None:
     with rollbook.connect(site.url, token=_TOKENS["one"]) as client:
         log = client.open("shown", create=True)
         log.append_many([b"1", b"2"])

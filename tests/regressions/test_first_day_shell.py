@@ -1,4 +1,4 @@
-"""What somebody who knows other log services types on the first day."""
+"""Commands that users of other log services type on their first day."""
 
 import json
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ def found(dev: Dev, *words: str, stdin: bytes = b"") -> Any:
     "shell-appends-bare-values-only",
     "`log append` had no key, no headers and no event time, and JSON could not be appended as it was read.",
 )
-def test_records_are_appended_with_all_that_they_have(dev: Dev) -> None:
+def test_append_command_takes_keys_headers_and_event_times(dev: Dev) -> None:
     extras = ("--key", "k", "--header", "a=1", "--header", "b=2", "--event-time")
     shell(dev, "log", "append", "full", "v", "--create", *extras, "2026-01-31T10:00:00Z")
     shell(dev, "log", "append", "full", "--key", "lines", stdin=b"1\n2\n")
@@ -54,17 +54,19 @@ def test_records_are_appended_with_all_that_they_have(dev: Dev) -> None:
     "shell-cannot-append-an-input-once",
     "An import that was interrupted and started again appended its first records twice.",
 )
-def test_an_input_with_a_name_is_appended_once(dev: Dev) -> None:
+def test_input_with_a_producer_name_is_appended_once(dev: Dev) -> None:
     lines = b"".join(b"%d\n" % number for number in range(1200))
     words = ("log", "append", "import", "--create", "--producer", "january")
-    shell(dev, *words, stdin=b"".join(lines.splitlines(keepends=True)[:1000]))  # It was killed.
+    shell(
+        dev, *words, stdin=b"".join(lines.splitlines(keepends=True)[:1000])
+    )  # The interrupted run.
     again = found(dev, *words, stdin=lines)
     assert (again["next_offset"], again["records"], again["were_there"]) == (1200, 1200, 1000)
     assert shell(dev, "log", "read", "import", "-o", "raw").encode() == lines
 
 
 @defect("shell-expects-no-offset", "`log append` could not say which offset it expects.")
-def test_an_append_expects_its_offset(dev: Dev) -> None:
+def test_append_command_checks_the_expected_offset(dev: Dev) -> None:
     words = ("log", "append", "expected", "--expect", "0")
     assert found(dev, *words, "a", "b", "--create")["next_offset"] == 2
     refused = shell(dev, *words, "c", code=4)
@@ -73,7 +75,7 @@ def test_an_append_expects_its_offset(dev: Dev) -> None:
 
 
 @defect("shell-sets-no-setting", "To change one setting of a log, a file had to be written.")
-def test_a_setting_is_set(dev: Dev) -> None:
+def test_log_set_changes_settings(dev: Dev) -> None:
     shell(dev, "log", "create", "tuned")
     words = ("retention_age=7d", "roll_entries=1000", "labels=team=checkout", "description=x y")
     assert found(dev, "log", "set", "tuned", *words, "--yes")["done"]
@@ -81,7 +83,9 @@ def test_a_setting_is_set(dev: Dev) -> None:
     assert (config["retention_age_s"], config["roll_entries"]) == (604800, 1000)
     assert (config["labels"], config["description"]) == ({"team": "checkout"}, "x y")
     assert found(dev, "log", "set", "tuned", "retention_age=7d")["changes"] == {}
-    refused = shell(dev, "log", "set", "tuned", "retention_age=1d", code=2)  # It asks.
+    refused = shell(
+        dev, "log", "set", "tuned", "retention_age=1d", code=2
+    )  # It asks for confirmation.
     assert "--yes" in refused
     assert "retention_age" in shell(dev, "log", "set", "tuned", "retention_agee=1d", code=2)
     shell(dev, "log", "set", "no-such-log", "retention_age=1d", code=3)
@@ -91,7 +95,7 @@ def test_a_setting_is_set(dev: Dev) -> None:
     "shell-lacks-the-usual-words",
     "`log list`, `info`, `describe`, `delete`, `tail -n 20` and `rm --now` were no commands.",
 )
-def test_usual_words_are_understood(dev: Dev) -> None:
+def test_common_command_aliases_work(dev: Dev) -> None:
     shell(dev, "log", "append", "usual", "1", "2", "3", "--create")
     assert "default/usual" in shell(dev, "log", "list", "-o", "raw")
     for word in ("info", "describe"):
@@ -106,7 +110,7 @@ def test_usual_words_are_understood(dev: Dev) -> None:
     "cluster-needs-the-metadata-url",
     "`cluster info` and `cluster health` wanted the metadata URL, which programs' machines do not have.",
 )
-def test_a_log_server_says_how_the_cluster_is(dev: Dev) -> None:
+def test_cluster_info_and_health_work_through_a_log_server(dev: Dev) -> None:
     info = found(dev, "cluster", "info")
     assert (info["log_servers"], info["usable_bookies"]) == (1, 1)
     assert [each["address"] for each in info["servers"]] == [dev.url.removeprefix("log://")]
@@ -116,8 +120,8 @@ def test_a_log_server_says_how_the_cluster_is(dev: Dev) -> None:
 
 
 @defect(
-    "log-cannot-be-taken-along",
-    "A log could not be written to a file and appended elsewhere with keys, headers and times, once, after an interruption.",
+    "log-cannot-be-exported",
+    "A log could not be exported to a file and imported once, with keys, headers and times, after an interruption.",
 )
 def test_a_log_is_exported_and_imported_once(dev: Dev, tmp_path: Path) -> None:
     file = tmp_path / "orders.rbx"
@@ -127,7 +131,7 @@ def test_a_log_is_exported_and_imported_once(dev: Dev, tmp_path: Path) -> None:
     shell(dev, "log", "truncate", "exported", "--before", "2", "--yes")
     assert found(dev, "log", "export", "exported", str(file))["next_offset"] == 9
     whole = file.read_bytes()
-    file.write_bytes(whole[:-7])  # It was killed.
+    file.write_bytes(whole[:-7])  # As after an interrupted export.
     assert "has no end" in shell(dev, "log", "import", "imported", str(file), "--create", code=2)
     shell(dev, "log", "import", "imported", str(file), "--create", "--incomplete")
     shell(dev, "log", "export", "exported", str(file))
@@ -149,4 +153,4 @@ def test_a_log_is_exported_and_imported_once(dev: Dev, tmp_path: Path) -> None:
     assert "is damaged" in shell(dev, "log", "import", "third", str(file), "--create", code=7)
     damaged = file.read_bytes()
     assert "is damaged" in shell(dev, "log", "export", "exported", str(file), code=7)
-    assert file.read_bytes() == damaged  # Nothing of it was cut off.
+    assert file.read_bytes() == damaged  # A failed export does not change the file.

@@ -1,4 +1,4 @@
-"""What followers of a log were given twice, or not at all."""
+"""Followers of a log get each record once, also when they change servers."""
 
 from rollbook.logservice.messages import CaughtUp, Moving, Progress, ReadStream, Records
 from rollbook.logservice.positions import Earliest
@@ -8,12 +8,12 @@ from tests.unit.logservice.service_scene import log_suggested_to, make_log, star
 
 
 @defect(
-    "follower-hears-records-twice-at-a-take-over",
-    "A follower was sent on from an offset before records that it had been given: SSE ids went back, Python raised"
+    "follower-gets-records-twice-at-takeover",
+    "A follower was redirected to an offset before records that it had received: SSE ids went back, Python raised"
     " BadFrame.",
 )
-def test_a_follower_is_sent_on_from_behind_what_it_was_given() -> None:
-    """RL5: it is decided where to go on while a step of the reader waits for slow bookies."""
+def test_redirected_follower_resumes_after_its_last_record() -> None:
+    """RL5: the redirect is decided while the reader waits for slow bookies."""
 
     async def story(scene: Scene) -> None:
         a, b, c = await start_all(scene, "a", "b", "c")
@@ -30,7 +30,7 @@ def test_a_follower_is_sent_on_from_behind_what_it_was_given() -> None:
                         assert base_offset == position
                         if not position:
                             a.node.kill()
-                            b.takes_calls = c.takes_calls = False  # Neither can ask the other.
+                            b.takes_calls = c.takes_calls = False  # Neither can call the other.
                             for bookie in scene.bookies.values():
                                 bookie.delay_s = 0.75
                         position = next_offset

@@ -1,4 +1,4 @@
-"""A producer that its log has forgotten goes on, and nothing is appended twice by that."""
+"""A producer that its log has forgotten can append again, without duplicates."""
 
 import asyncio
 from collections.abc import Iterator
@@ -17,8 +17,8 @@ from tests.support import log_processes
 from tests.support.log_processes import LogProcesses
 
 MEMORY_S = 1
-SILENCE_S = 1.3  # Longer than a log with that memory remembers a producer.
-PRODUCERS_MAX = 8192  # Of a log.
+SILENCE_S = 1.3  # Longer than MEMORY_S, so that the log forgets the producer.
+PRODUCERS_MAX = 8192  # The number of producers that a log remembers.
 
 
 @pytest.fixture(scope="module")
@@ -49,9 +49,9 @@ async def test_a_client_appends_after_a_long_silence(cluster: LogProcesses) -> N
 
 @defect(
     "idle-writer-is-refused-forever",
-    "A writer that was silent for longer than the log remembers was over with PRODUCER_GAP.",
+    "A writer that was silent for longer than the log remembers failed with PRODUCER_GAP.",
 )
-async def test_a_writer_goes_on_after_a_long_silence(cluster: LogProcesses) -> None:
+async def test_writer_appends_after_a_long_silence(cluster: LogProcesses) -> None:
     async with connect(cluster.url) as client:
         log = await client.open("silent-writer", create=LogConfig(dedupe_age_s=MEMORY_S))
         async with log.writer() as writer:
@@ -105,7 +105,7 @@ async def test_an_idle_leader_keeps_its_term(cluster: LogProcesses) -> None:
     "crowded-out-producer-is-refused-forever",
     "A client got PRODUCER_GAP on every append after 8,192 other producers had appended.",
 )
-async def test_a_client_appends_after_a_crowd(cluster: LogProcesses) -> None:
+async def test_client_appends_after_8192_other_producers(cluster: LogProcesses) -> None:
     async with connect(cluster.url) as client:
         log = await client.open("crowded", create=True)
         await log.append(b"before")
@@ -115,7 +115,7 @@ async def test_a_client_appends_after_a_crowd(cluster: LogProcesses) -> None:
 
 
 async def append_as_others(client: Client, log: LogName, count: int) -> None:
-    """One record each, on one stream."""
+    """Appends one record for each of `count` producers, on one stream."""
     line = client.append_streams.to(client.owners.address_of(log))
     ref = line.bind(log, is_ordered=False)
     left, is_done, failures = count, asyncio.Event(), list[RollbookError]()

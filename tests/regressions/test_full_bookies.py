@@ -1,4 +1,4 @@
-"""Bookies whose disks are full are emptied by truncating logs."""
+"""Truncating logs frees space on bookies whose disks are full."""
 
 import asyncio
 from pathlib import Path
@@ -20,7 +20,7 @@ def _due() -> float:
 
 
 async def _fill(cluster: LogCluster, server: RunningServer) -> None:
-    """All bookies take nothing new; the server knows."""
+    """Makes all bookies read-only and waits until the server has noticed."""
     for bookie in cluster.bookies.bookies.values():
         await bookie.set_read_only(True)
     async with asyncio.timeout(_PATIENCE_S):
@@ -40,7 +40,7 @@ async def _is_gone(server: RunningServer, ledger_id: int) -> bool:
     "full-bookies-keep-open-segments",
     "Full bookies could not be emptied when all their data was in an open segment.",
 )
-def test_full_bookies_are_emptied_of_an_open_segment(tmp_path: Path) -> None:
+def test_truncate_empties_full_bookies_of_an_open_segment(tmp_path: Path) -> None:
     asyncio.run(_empty(tmp_path, is_owned=True))
 
 
@@ -48,7 +48,7 @@ def test_full_bookies_are_emptied_of_an_open_segment(tmp_path: Path) -> None:
     "full-bookies-keep-open-segments",
     "Full bookies could not be emptied when all their data was in an open segment.",
 )
-def test_full_bookies_are_emptied_of_a_log_that_has_lost_its_owner(tmp_path: Path) -> None:
+def test_truncate_empties_full_bookies_of_an_ownerless_log(tmp_path: Path) -> None:
     asyncio.run(_empty(tmp_path, is_owned=False))
 
 
@@ -66,7 +66,7 @@ async def _empty(folder: Path, *, is_owned: bool) -> None:
             try:
                 await service.append(messages.Append(_LOG, block), _due())
             except RollbookError:
-                pass  # Which costs the log its owner.
+                pass  # The failed append costs the log its owner.
         told = await service.truncate(messages.Truncate(_LOG, Latest()), _due())
         assert told.new_head >= 1000
         async with asyncio.timeout(_PATIENCE_S):

@@ -1,4 +1,4 @@
-"""The disk below `sqlite://` is full."""
+"""A full disk below a `sqlite://` metadata store."""
 
 import asyncio
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ async def _until_refused(ledgers: Ledgers, running: list[RunningBookie]) -> Roll
                 if error.code.reason != "NOT_ENOUGH_BOOKIES":
                     return error
             except OutcomeUnknown:
-                pass  # It was being written just when the disk became full.
+                pass  # The disk became full during this write.
     raise AssertionError("a bookie ended")
 
 
@@ -56,7 +56,7 @@ async def _until_taken(ledgers: Ledgers) -> int:
     "full-metadata-disk-ends-every-process",
     "A full disk below sqlite:// ended all processes of the cluster, one after the other.",
 )
-def test_a_full_metadata_disk_refuses_what_grows_and_ends_nobody(
+def test_full_metadata_disk_refuses_creates_and_stops_no_bookie(
     tmp_path: Path, disk: ForgetfulDisk
 ) -> None:
     """MS8."""
@@ -72,7 +72,7 @@ def test_a_full_metadata_disk_refuses_what_grows_and_ends_nobody(
             assert "make room" in str(refused)
             async with await ledgers.open(before) as reader:
                 assert [entry.payload async for entry in reader.read()] == [b"an entry"]
-            await ledgers.delete(before)  # So it can be emptied.
+            await ledgers.delete(before)  # Deleting works, so that space can be freed.
             disk.limit_free(None)
             await _until_taken(ledgers)
 

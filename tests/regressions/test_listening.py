@@ -1,4 +1,4 @@
-"""Where a server listens, and where others look for it."""
+"""The address where a server listens, and the address that it registers."""
 
 import socket
 import subprocess
@@ -26,7 +26,7 @@ def metadata(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def words(request: pytest.FixtureRequest, metadata: str, tmp_path: Path) -> Iterator[list[str]]:
-    """The command of a bookie or of a log server, without where it listens."""
+    """The command of a bookie or of a log server, without its address."""
     common = ["server", request.param, "--metadata", metadata, "--log-level", "error"]
     if request.param == "log":
         yield [*common, "--server-name", "one"]
@@ -35,20 +35,20 @@ def words(request: pytest.FixtureRequest, metadata: str, tmp_path: Path) -> Iter
         yield [*common, "--bookie-id", "one", *folders]
 
 
-@defect("listener-nobody-reaches", _UNREACHABLE)
+@defect("unreachable-registered-address", _UNREACHABLE)
 @pytest.mark.parametrize("words", ["log", "bookie"], indirect=True)
-def test_a_port_alone_is_every_address(words: list[str]) -> None:
+def test_listening_on_a_port_alone_binds_every_address(words: list[str]) -> None:
     with processes.family() as children:
         command = [*words, "--listen", ":0", "--advertise", "127.0.0.1", "--insecure"]
         child = children.start(sys.executable, "-m", "rollbook.api.cli.main", *command)
         port = int(child.line(60).rpartition(":")[2])
         with closing(socket.create_connection(("127.0.0.2", port), timeout=60)):
-            pass  # A server on 127.0.0.1 alone refuses it.
+            pass  # A server that listens on 127.0.0.1 only would refuse.
 
 
-@defect("listener-nobody-reaches", _UNREACHABLE)
+@defect("unreachable-registered-address", _UNREACHABLE)
 @pytest.mark.parametrize("words", ["log", "bookie"], indirect=True)
-def test_a_loopback_listener_that_is_registered_elsewhere_is_refused(words: list[str]) -> None:
+def test_loopback_listener_with_remote_advertised_name_is_refused(words: list[str]) -> None:
     command = [*words, "--listen", "127.0.0.1:0", "--advertise", "elsewhere.example:7400"]
     done = _run(command)
     assert done.returncode == 2

@@ -1,4 +1,4 @@
-"""A lock on a ledger that its holder may have without knowing it, because the metadata store went away (MK5)."""
+"""MK5: a worker may still hold the lock of a ledger after a release that failed."""
 
 import asyncio
 from pathlib import Path
@@ -17,7 +17,7 @@ from tests.support.ledger_cluster import LocalCluster
     "unreleased-lock-stops-the-repair",
     "A ledger was not repaired as long as a recovery server lived that could not release its lock once.",
 )
-def test_a_ledger_is_repaired_though_its_lock_was_not_released_once(
+def test_ledger_is_repaired_after_its_lock_was_not_released(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from rollbook.proto.cluster import underreplication_marks as marks_module

@@ -1,4 +1,4 @@
-"""A log is read out and appended to another one, as docs/operations.md says."""
+"""Backup and restore of a log as docs/operations.md describes."""
 
 import json
 from pathlib import Path
@@ -11,9 +11,9 @@ from tests.support.dev import running_dev
 
 @defect(
     "backup-of-a-truncated-log-fails-and-none-restores",
-    "The backup command of the operations page failed on truncated logs, and nothing put a backup back.",
+    "The backup command of the operations page failed on truncated logs, and no command restored a backup.",
 )
-def test_a_truncated_log_is_read_out_and_appended_again(tmp_path: Path) -> None:
+def test_backup_of_a_truncated_log_can_be_restored(tmp_path: Path) -> None:
     with running_dev(tmp_path / "data", bookies=3) as dev:
         environment = {"ROLLBOOK_SERVER": f"log://{dev.address}"}
 

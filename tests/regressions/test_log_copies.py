@@ -1,4 +1,4 @@
-"""How many copies a log has, and over how many bookies they are striped, as the shell and its files say it."""
+"""The shell and its files set the copies of a log and the bookies over which they are striped."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +18,7 @@ def dev(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dev]:
 
 
 def _quorum(dev: Dev, log: str) -> tuple[int, int, int]:
-    """Whether or not there are bookies enough to serve it."""
+    """The log's quorum, also if there are too few bookies for it."""
     with rollbook.connect(dev.url) as client:
         found = client.open(log).config.quorum
     return found.ensemble, found.write, found.ack
@@ -26,7 +26,7 @@ def _quorum(dev: Dev, log: str) -> tuple[int, int, int]:
 
 @defect(
     "more-copies-than-bookies",
-    "A log with more copies than there are bookies was made, and nothing said so.",
+    "A log with more copies than there are bookies was created without a warning.",
 )
 def test_more_copies_than_bookies_are_refused(dev: Dev, tmp_path: Path) -> None:
     refused = dev.shell("log", "create", "five", "--copies", "5")
@@ -48,7 +48,7 @@ def test_more_copies_than_bookies_are_refused(dev: Dev, tmp_path: Path) -> None:
     "shell-cannot-stripe",
     "`log create` and `apply` could not stripe a log over more bookies than it has copies.",
 )
-def test_a_log_is_striped_as_the_shell_says(dev: Dev, tmp_path: Path) -> None:
+def test_create_and_apply_set_the_ensemble_of_a_log(dev: Dev, tmp_path: Path) -> None:
     words = ("--ensemble", "6", "--copies", "3", "--acks", "2", "--anyway")
     assert dev.shell("log", "create", "clicks", *words).returncode == 0
     assert _quorum(dev, "clicks") == (6, 3, 2)

@@ -1,4 +1,4 @@
-"""Log servers that speak TLS to each other, as a process."""
+"""A log server process that uses TLS to other log servers."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ _PATIENCE_S = 60.0
     "log-servers-that-cannot-relay-say-nothing",
     "Log servers with TLS and no --tls-authorities refused each other's certificates, and nothing said so at the start.",
 )
-def test_a_log_server_whose_certificate_the_others_refuse_says_so(tmp_path: Path) -> None:
+def test_log_server_warns_of_a_certificate_its_peers_refuse(tmp_path: Path) -> None:
     tls = Authority.make(tmp_path).issue("log", "DNS:log-1.example.com")
     (tmp_path / "token").write_text("a-token-of-these-servers\n")
     (tmp_path / "token").chmod(0o600)

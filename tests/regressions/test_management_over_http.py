@@ -1,4 +1,4 @@
-"""Management of a cluster over HTTP. One recovery server, without bookies: cookies alone make some."""
+"""Management of a cluster over HTTP. One recovery server; its bookies exist only as cookies."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ from tests.regressions.defects import defect
 from tests.support import commands, processes
 
 _PATIENCE_S: Final = 60.0
-# The form of a private key in DER and base64; its bytes are none.
+# Looks like a private key in DER and base64, but is not a valid key.
 _KEY: Final = "MIIEvQIBADANBgkqhkiG9w0BAQEFAASCBKcwggSjAgEAAoIBAQ" + "Dq3Rz7Kx9b" * 8
 _COOKIE: Final = '5\nbookieHost: "java-1"\njournalDir: "/j"\nledgerDirs: "1\\t/l"\n'
 
@@ -64,8 +64,8 @@ def ask(method: str, url: str, body: Any = None) -> Any:
     "bookies-of-java-break-the-list",
     "GET bookies was a 500 as long as the cluster had a bookie that was not started by Rollbook.",
 )
-def test_a_bookie_that_has_a_cookie_alone_is_listed(base: str) -> None:
-    """It has no incarnation."""
+def test_bookie_with_only_a_cookie_is_listed(base: str) -> None:
+    """Such a bookie has no incarnation."""
     ask("PUT", f"{base}/api/v1/cookies/java-1", {"text": _COOKIE, "version": None})
     (row,) = ask("GET", f"{base}/api/v1/bookies")["bookies"]
     assert (row["id"], row["state"], row["incarnation"]) == ("java-1", "down", None)
@@ -76,7 +76,7 @@ def test_a_bookie_that_has_a_cookie_alone_is_listed(base: str) -> None:
     "routes-do-not-document-400",
     "OpenAPI did not document that a route of management answers 400 to an unknown parameter.",
 )
-def test_every_route_but_the_probe_documents_400(base: str) -> None:
+def test_every_route_except_heartbeat_documents_400(base: str) -> None:
     paths = ask("GET", f"{base}/openapi.json")["paths"]
     without = [
         f"{method} {path}"
@@ -88,7 +88,7 @@ def test_every_route_but_the_probe_documents_400(base: str) -> None:
 
 
 def refusal(method: str, url: str, body: Any = None) -> tuple[int, str, str]:
-    """Its status, reason and `Allow`."""
+    """The status, reason and `Allow` header of a refused request."""
     with pytest.raises(HTTPError) as refused:
         ask(method, url, body)
     error = refused.value
@@ -108,7 +108,9 @@ def refusal(method: str, url: str, body: Any = None) -> tuple[int, str, str]:
     ],
 )
 @pytest.mark.parametrize("value", [False, "0"])
-def test_false_and_text_are_no_numbers(base: str, path: str, field: str, value: Any) -> None:
+def test_false_and_text_are_refused_as_numbers(
+    base: str, path: str, field: str, value: Any
+) -> None:
     assert refusal("PUT", f"{base}/api/v1/{path}", {field: value})[:2] == (400, "INVALID")
 
 
@@ -124,7 +126,7 @@ def test_false_and_text_are_no_numbers(base: str, path: str, field: str, value: 
         ("DELETE", "ledgers/bad", "GET"),
     ],
 )
-def test_a_path_allows_its_own_methods_alone(
+def test_allow_header_lists_only_methods_of_the_path(
     base: str, method: str, path: str, allowed: str
 ) -> None:
     assert refusal(method, f"{base}/api/v1/{path}") == (405, "INVALID", allowed)
@@ -133,7 +135,7 @@ def test_a_path_allows_its_own_methods_alone(
 
 @defect(
     "metadata-without-names-of-bookkeeper",
-    "GET ledger/metadata answered with text that had none of BookKeeper's names.",
+    "GET ledger/metadata returned text that lacked BookKeeper's field names.",
 )
 def test_metadata_of_a_ledger_has_bookkeepers_names(base: str, url: str) -> None:
     ledger_id = asyncio.run(make_ledger(url))
@@ -163,7 +165,7 @@ async def make_ledger(url: str) -> int:
 
 
 @defect(
-    "recovery-of-a-bookie-that-never-was",
+    "recovery-of-an-unknown-bookie",
     "`rollbook recovery bookie` with a mistyped id ended with zeros and exit code 0.",
 )
 def test_recovery_of_an_unknown_bookie_is_refused(base: str, url: str) -> None:
@@ -186,7 +188,7 @@ def test_recovery_of_an_unknown_bookie_is_refused(base: str, url: str) -> None:
         ("POST", "/dashboard/logs", {"Origin": "http://evil.example"}, 403),
     ],
 )
-def test_a_refusal_below_the_dashboard_is_a_page(
+def test_dashboard_refusals_are_html_pages(
     base: str, method: str, path: str, headers: dict[str, str], status: int
 ) -> None:
     with pytest.raises(HTTPError) as refused:
@@ -201,7 +203,7 @@ def test_a_refusal_below_the_dashboard_is_a_page(
     "keys-in-base64-shown",
     "The page of the metadata showed a private key that a node had in base64.",
 )
-def test_a_key_in_base64_is_hidden(base: str, url: str) -> None:
+def test_metadata_page_hides_a_private_key_in_base64(base: str, url: str) -> None:
     pem = f"-----BEGIN PRIVATE KEY-----\n{_KEY}\n-----END PRIVATE KEY-----\n"
     wrapped = b64encode(pem.encode()).decode()
     node = {"site": wrapped, "body": f"{_KEY[:64]}\n{_KEY[64:]}", "lines": [_KEY[:64], _KEY[64:]]}

@@ -1,4 +1,4 @@
-"""A program that crashed appends its batches again under the numbers they had, and none is there twice."""
+"""A program that crashed repeats its batches with the same numbers, and no batch is in the log twice."""
 
 from collections.abc import Iterator
 from itertools import chain
@@ -25,11 +25,11 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LogProcesses]:
 
 @defect(
     "client-cannot-name-a-producer",
-    "A program that repeats its batches after a crash could not tell the log so, and they were appended twice.",
+    "A program that repeated its batches after a crash could not name its producer: they were appended twice.",
 )
-def test_a_program_that_begins_again_appends_nothing_twice(cluster: LogProcesses) -> None:
+def test_restarted_program_appends_no_batch_twice(cluster: LogProcesses) -> None:
     batches = [[b"%d.%d" % (batch, row) for row in range(3)] for batch in range(4)]
-    for _ in range(2):  # Two lives of the program; the log knows no difference.
+    for _ in range(2):  # Two runs of the program, with the same producer.
         with rollbook.connect(cluster.url) as client:
             log = client.open("sink", create=True)
             for seq, values in enumerate(batches):
@@ -53,15 +53,15 @@ def test_a_program_that_begins_again_appends_nothing_twice(cluster: LogProcesses
 
 @defect(
     "client-cannot-append-a-framed-block",
-    "A block that another process has framed had to be taken apart to be appended.",
+    "A block framed by another process had to be unpacked to be appended.",
 )
-def test_framed_blocks_are_appended_and_old_ones_recognised(cluster: LogProcesses) -> None:
+def test_framed_blocks_are_appended_and_deduplicated(cluster: LogProcesses) -> None:
     block = pack_block([b"a", b"b"], keys=[b"k", None], headers=[None, {"h": b"v"}])
     with rollbook.connect(cluster.url) as client:
         log = client.open("framed", create=True)
         for seq in range(70):
             log.append_block(block, producer=ProducerRef(ID, 0, seq))
-        with pytest.raises(DuplicateTooOld) as old:  # 64 are remembered.
+        with pytest.raises(DuplicateTooOld) as old:  # The log remembers 64 batches of a producer.
             log.append_block(block, producer=ProducerRef(ID, 0, 3))
         assert old.value.outcome is Outcome.APPLIED
         assert log.append_block(block, producer=ProducerRef(ID, 0, 6)).first_offset == 12

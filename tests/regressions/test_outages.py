@@ -1,4 +1,4 @@
-"""During an outage every door says within two seconds what is away (SV8)."""
+"""During an outage every interface reports within two seconds what is away (SV8)."""
 
 import json
 import sys
@@ -23,7 +23,7 @@ _WAIT = ("--timeout", "4")
 
 @pytest.fixture(scope="module")
 def bookies_away(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LogProcesses]:
-    """Two of three bookies are stopped; there are logs that were written before, and one that is owned."""
+    """Three logs were written, then two of three bookies were stopped."""
     with log_processes.running(tmp_path_factory.mktemp("outage")) as cluster:
         cluster.start_server("log-1")
         with sync.connect(cluster.url, LogClientConfig(timeout_s=20.0)) as client:
@@ -37,7 +37,7 @@ def bookies_away(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LogProces
 
 
 def _said(stderr: bytes) -> tuple[list[str], str]:
-    """What it waited for, and the error at the end."""
+    """The `waiting:` lines of a command, and its error."""
     lines = stderr.decode().splitlines()
     waiting = [line for line in lines if line.startswith("waiting: ")]
     return waiting, "\n".join(line for line in lines if line not in waiting)
@@ -49,9 +49,9 @@ def _at(cluster: LogProcesses) -> dict[str, str]:
 
 @defect(
     "deadline-without-cause",
-    "With two bookies away commands waited out their time and said no more than that it was over.",
+    "With two bookies away, commands timed out without naming the cause.",
 )
-def test_an_append_that_is_too_late_names_the_bookies_that_are_away(
+def test_append_command_that_times_out_names_absent_bookies(
     bookies_away: LogProcesses,
 ) -> None:
     command = ("log", "append", "owned", *_WAIT)
@@ -65,9 +65,9 @@ def test_an_append_that_is_too_late_names_the_bookies_that_are_away(
 
 @defect(
     "deadline-without-cause",
-    "With two bookies away commands waited out their time and said no more than that it was over.",
+    "With two bookies away, commands timed out without naming the cause.",
 )
-def test_a_client_hears_what_its_append_waited_for(bookies_away: LogProcesses) -> None:
+def test_append_error_of_the_client_names_absent_bookies(bookies_away: LogProcesses) -> None:
     with sync.connect(bookies_away.url, LogClientConfig(timeout_s=4.0)) as client:
         log = client.open("other")
         with pytest.raises(RollbookError) as caught:
@@ -77,10 +77,10 @@ def test_a_client_hears_what_its_append_waited_for(bookies_away: LogProcesses) -
 
 
 @defect(
-    "explain-opens-and-waits",
-    "During an outage `explain` waited out its time and said nothing of the log.",
+    "explain-times-out-during-an-outage",
+    "During an outage `explain` timed out and said nothing about the log.",
 )
-def test_explain_says_what_is_away_and_what_would_help(bookies_away: LogProcesses) -> None:
+def test_explain_names_absent_bookies_and_the_remedy(bookies_away: LogProcesses) -> None:
     began_s = time.monotonic()
     command = ("explain", "read", "-o", "json", "--timeout", "50")
     done = commands.run(*command, environment=_at(bookies_away))
@@ -95,7 +95,7 @@ def test_explain_says_what_is_away_and_what_would_help(bookies_away: LogProcesse
 
 @pytest.fixture(scope="module")
 def store_away(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LogProcesses]:
-    """One of the bookies serves the metadata, and all of them stand still."""
+    """All bookies are stopped with SIGSTOP; one of them serves the metadata store."""
     with log_processes.running(tmp_path_factory.mktemp("store")) as cluster:
         child = cluster.children.start(
             sys.executable,
@@ -124,11 +124,11 @@ def store_away(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LogProcesse
 
 
 @defect(
-    "store-away-untold",
-    "With the metadata store away `ls` and `create` waited out their time and did not name it.",
+    "absent-metadata-store-is-not-named",
+    "With the metadata store away, `ls` and `create` timed out without naming it.",
 )
 @pytest.mark.parametrize("command", [("log", "ls"), ("log", "create", "new")])
-def test_commands_name_the_metadata_store(
+def test_commands_name_the_absent_metadata_store(
     store_away: LogProcesses, command: tuple[str, ...]
 ) -> None:
     done = commands.run(*command, *_WAIT, environment=_at(store_away))
@@ -139,10 +139,10 @@ def test_commands_name_the_metadata_store(
 
 
 @defect(
-    "store-away-untold",
-    "With the metadata store away `ls` and `create` waited out their time and did not name it.",
+    "absent-metadata-store-is-not-named",
+    "With the metadata store away, `ls` and `create` timed out without naming it.",
 )
-def test_http_names_the_metadata_store(store_away: LogProcesses) -> None:
+def test_http_error_names_the_absent_metadata_store(store_away: LogProcesses) -> None:
     request = urllib.request.Request(
         f"http://127.0.0.1:{_PORT}/v1/logs", headers={"Log-Timeout-Ms": "3000"}
     )
@@ -152,10 +152,10 @@ def test_http_names_the_metadata_store(store_away: LogProcesses) -> None:
 
 
 @defect(
-    "explain-opens-and-waits",
-    "During an outage `explain` waited out its time and said nothing of the log.",
+    "explain-times-out-during-an-outage",
+    "During an outage `explain` timed out and said nothing about the log.",
 )
-def test_explain_knows_an_owned_log_while_the_metadata_store_is_away(
+def test_explain_works_for_an_owned_log_without_metadata_store(
     store_away: LogProcesses,
 ) -> None:
     began_s = time.monotonic()

@@ -1,4 +1,4 @@
-"""What one principal does costs others nothing: keys, barriers, cursors, lists."""
+"""Keys, barriers, cursors and lists of one principal do not affect other principals."""
 
 import asyncio
 import json
@@ -60,9 +60,9 @@ def made(site: Site, log: str) -> str:
 
 @defect(
     "key-shared-between-principals",
-    "An append was dropped as the repetition of another principal's, which had the same Idempotency-Key.",
+    "An append was dropped as a duplicate of another principal's append with the same Idempotency-Key.",
 )
-def test_idempotency_key_is_its_principals_alone(site: Site) -> None:
+def test_idempotency_keys_are_separate_per_principal(site: Site) -> None:
     records = f"{made(site, 'keys')}/records"
     raw = {"content_type": "application/octet-stream", "idempotency_key": "order-17"}
     answers = [
@@ -118,7 +118,7 @@ def test_cursors_are_listed_in_pages(site: Site) -> None:
 
 
 async def fill(metadata: str, log: LogName) -> None:
-    """With as many cursors as a log may have, past the server: one after the other would take minutes."""
+    """Creates as many cursors as a log may have, without the server, which would take minutes."""
     cursor = pack_cursor(messages.Cursor(CursorName("any"), Offset(0), 1, b"", False, 0))
     async with await open_metadata_store(metadata) as store:
         cluster = await open_cluster(store, MetadataUrl.parse(metadata).ledgers_root)
@@ -132,7 +132,8 @@ async def fill(metadata: str, log: LogName) -> None:
 
 
 @defect(
-    "cursors-without-end", "A caller that might read a log could make any number of cursors in it."
+    "unbounded-cursors-of-a-log",
+    "A caller that might read a log could make any number of cursors in it.",
 )
 def test_cursors_of_a_log_are_bounded(site: Site) -> None:
     """CB1."""
@@ -141,14 +142,16 @@ def test_cursors_of_a_log_are_bounded(site: Site) -> None:
     body, how = json.dumps({"offset": 0}).encode(), {"content_type": "application/json"}
     status, _, told = ask(site, "one", f"{path}/more", "PUT", body, **how)
     assert (status, f"at most {CURSORS_MAX} cursors" in told.decode()) == (400, True)
-    assert ask(site, "one", f"{path}/c7", "PUT", body, **how)[0] == 200  # It is moved.
+    assert (
+        ask(site, "one", f"{path}/c7", "PUT", body, **how)[0] == 200
+    )  # An existing cursor can be moved.
     assert ask(site, "admin", f"{path}/c7", "DELETE")[0] == 204
     assert ask(site, "one", f"{path}/more", "PUT", body, **how)[0] == 200
     assert ask(site, "one", f"{path}/further", "PUT", body, **how)[0] == 400
 
 
 async def fill_totals(metadata: str, principal: str, cursors: int) -> None:
-    """As if it had created that number of them in other logs."""
+    """Records that the principal has this number of cursors in other logs."""
     from rollbook.logservice.core.cursors import CursorCounts, pack_counts
 
     async with await open_metadata_store(metadata) as store:
@@ -159,7 +162,7 @@ async def fill_totals(metadata: str, principal: str, cursors: int) -> None:
 
 
 @defect(
-    "cursors-without-end-in-all-logs",
+    "unbounded-cursors-of-a-principal",
     "The cursors of a principal were bounded in each log and not over all logs, of which there may be any number.",
 )
 def test_cursors_of_a_principal_are_bounded_over_all_logs(site: Site) -> None:
@@ -183,13 +186,15 @@ def test_lists_count_in_quotas(site: Site) -> None:
 
 
 @defect(
-    "list-scans-what-is-hidden",
+    "list-reads-hidden-logs",
     "A list by a principal that may see nothing read every log of the cluster.",
 )
-def test_list_reads_nothing_for_a_principal_that_may_see_nothing(site: Site) -> None:
+def test_list_reads_no_log_for_a_principal_without_rights(site: Site) -> None:
     made(site, "hidden")
-    assert ask(site, "stranger", "/v1/logs")[0] == 200  # Who that is, is known from here on.
-    site.bookie.stop()  # And with it the metadata: no list can read a log.
+    assert (
+        ask(site, "stranger", "/v1/logs")[0] == 200
+    )  # The server knows the principal from now on.
+    site.bookie.stop()  # This stops the metadata store, too: no list can read a log.
     try:
         of_admin = ask(site, "admin", "/v1/logs", log_timeout_ms="100")
         of_stranger = ask(site, "stranger", "/v1/logs", log_timeout_ms="3000")

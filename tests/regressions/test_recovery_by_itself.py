@@ -1,4 +1,4 @@
-"""What recovery makes good without a person: bad copies, and bookies in doubt. Real processes."""
+"""Recovery repairs bad copies and heals bookies in doubt without an operator. Uses real processes."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ from tests.support.ledger_cluster import ProcessCluster
 from tests.support.processes import Family
 
 PATIENCE_S = 60.0
-HURT = BookieId("bk-9")  # Beside the three of a `ProcessCluster`.
+HURT = BookieId("bk-9")  # A fourth bookie, added to the three of a `ProcessCluster`.
 MAIN = (sys.executable, "-m", "rollbook.api.cli.main")
 QUICK = {
     "ROLLBOOK_AUDIT_LEDGERS_CHECK_PERCENT": "100",
@@ -105,7 +105,7 @@ async def write_on_hurt(url: str, count: int) -> LedgerId:
 
 
 async def spoil(url: str, ledger_id: LedgerId, entry_id: int) -> None:
-    """The bookie takes bytes that fail the digest of their writer: it cannot know."""
+    """Writes bytes to the bookie that fail the writer's digest, which the bookie cannot check."""
     async with connect(url) as ledgers:
         wrong = LedgerDigest(DigestType.CRC32, b"", ledger_id)
         restorer = Restorer(HURT, wrong, ledger_key(b""), ledgers.bookies, ledgers.config)
@@ -122,16 +122,16 @@ async def until_sound(url: str, ledger_id: LedgerId) -> None:
 
 
 async def until_trusted(url: str) -> None:
-    """It takes entries, and writers do not leave it."""
+    """Waits until writers may use the bookie again."""
     async with asyncio.timeout(PATIENCE_S), connect(url) as ledgers:
         while HURT not in ledgers.live().writable:
             await asyncio.sleep(0.1)
 
 
 @defect(
-    "bad-copies-were-never-found", "A copy whose bytes were bad stayed so until somebody read it."
+    "bad-copies-were-never-found", "A copy with bad bytes was not repaired until somebody read it."
 )
-def test_a_copy_with_bad_bytes_in_the_middle_is_found_and_written_again(site: Site) -> None:
+def test_copy_with_bad_bytes_is_found_and_rewritten(site: Site) -> None:
     site.start_recovery()
     ledger_id = asyncio.run(write_on_hurt(site.url, 40))
     asyncio.run(spoil(site.url, ledger_id, 17))
@@ -145,7 +145,7 @@ def test_a_copy_with_bad_bytes_in_the_middle_is_found_and_written_again(site: Si
     "bookies-in-doubt-waited-for-a-person",
     "A bookie that had lost its journal answered UNKNOWN until somebody ran recovery heal.",
 )
-def test_a_bookie_that_lost_its_journal_is_healed_without_a_command(site: Site) -> None:
+def test_bookie_that_lost_its_journal_is_healed_automatically(site: Site) -> None:
     site.start_recovery()
     ledger_id = asyncio.run(write_on_hurt(site.url, 40))
     site.hurt.kill()

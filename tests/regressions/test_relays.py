@@ -1,4 +1,4 @@
-"""Clients outside the servers' network, which reach one log server by its published port, and no other one."""
+"""Clients outside the servers' network reach only one log server, through its published port."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -16,7 +16,7 @@ HURRIED = LogClientConfig(timeout_s=5.0)
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LogProcesses]:
-    """Of two log servers, whose names are known to each other alone; `log-1` has a published port."""
+    """Two log servers whose names only they can resolve; `log-1` has a published port."""
     with log_processes.running(tmp_path_factory.mktemp("relays")) as found:
         found.start_inside("log-1")
         found.start_inside("log-2")
@@ -28,7 +28,7 @@ def connected(cluster: LogProcesses) -> Any:
 
 
 def log_of(client: Any, server: str, prefix: str) -> Any:
-    """One that this server owns: where it is placed goes by its name."""
+    """Creates logs until this server owns one: the name of a log decides its placement."""
     for number in range(50):
         log = client.open(f"{prefix}-{number}", create=True)
         log.append(b"first")
@@ -42,7 +42,7 @@ def log_of(client: Any, server: str, prefix: str) -> Any:
     "client-outside-is-sent-to-unknown-names",
     "A client that could reach only one log server was sent to names it could not resolve, and failed after 10 s.",
 )
-def test_first_program_works_through_the_one_port_that_is_published(cluster: LogProcesses) -> None:
+def test_client_works_through_one_published_port(cluster: LogProcesses) -> None:
     with connected(cluster) as client:
         for server in ("log-1", "log-2"):
             log = log_of(client, server, f"of-{server}")
@@ -59,12 +59,12 @@ def test_first_program_works_through_the_one_port_that_is_published(cluster: Log
 
 @defect(
     "client-outside-loses-owner-that-dies",
-    "Without a way to the owner nothing survived its failure: the next owner was out of reach, too.",
+    "A client that could not reach the owner failed when the owner died: it could not reach the next owner either.",
 )
-def test_killing_the_owner_behind_a_relay_loses_and_repeats_nothing(
+def test_owner_killed_behind_relay_loses_and_repeats_no_record(
     cluster: LogProcesses,
 ) -> None:
-    """RY3: exactly once, in order, by way of the entry and then without it."""
+    """RY3: records are appended exactly once and in order, before and after the owner changes."""
     with connected(cluster) as client:
         log = log_of(client, "log-2", "killed")
         with log.writer() as writer:

@@ -1,4 +1,4 @@
-"""Lock files of a running bookie that somebody removed."""
+"""A bookie's directories stay locked when its lock files are removed."""
 
 import asyncio
 from pathlib import Path
@@ -12,7 +12,7 @@ from tests.support.processes import family
 
 @defect(
     "removed-lock-file-lets-a-second-process-in",
-    "With its lock files removed, the directories of a running bookie were opened by a second process.",
+    "A second process could open the directories of a running bookie after its lock files were removed.",
 )
 def test_directories_of_a_running_bookie_stay_locked_without_lock_files(
     tmp_path: Path,

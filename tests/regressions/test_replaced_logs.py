@@ -1,6 +1,6 @@
-"""A log is deleted and another one is created under its name: what was said of the first holds for it alone.
+"""A log is deleted and another one is created under its name: state of the first is not reused.
 
-Through a log server and a bookie as processes, over HTTP and by the Python client.
+Uses a log server and a bookie as processes, over HTTP and through the Python client.
 """
 
 import json
@@ -38,13 +38,13 @@ def fresh_name() -> str:
 
 
 def replace(client: SyncClient, name: str, *values: bytes) -> None:
-    """Another log has the name when this returns, and holds these."""
+    """Deletes the log and creates another one with the same name and these values."""
     client.delete(name, grace_s=0)
     due = time.monotonic() + PATIENCE_S
     while True:
         try:
             log = client.open(name, create=True)
-        except LogDeleted:  # Until its ledgers are gone.
+        except LogDeleted:  # The name is taken until the ledgers are deleted.
             assert time.monotonic() < due
             time.sleep(0.02)
         else:
@@ -65,7 +65,7 @@ def reason_of(act: Callable[[], object]) -> str:
     "resumed-in-another-log",
     "An EventSource resumed in the log that had replaced its own, and missed that log's first records.",
 )
-def test_event_source_is_refused_once_its_log_was_replaced(site: Site, client: SyncClient) -> None:
+def test_event_source_of_a_replaced_log_is_refused(site: Site, client: SyncClient) -> None:
     name = fresh_name()
     log = client.open(name, create=True)
     log.append_many([b"a", b"b"])
@@ -80,7 +80,7 @@ def test_event_source_is_refused_once_its_log_was_replaced(site: Site, client: S
 
 
 @defect(
-    "condition-of-another-log",
+    "expected-offset-of-another-log",
     "An append that expected an offset of a deleted log was granted in the log that has its name.",
 )
 def test_expected_offset_of_a_deleted_log_is_refused(client: SyncClient) -> None:
@@ -93,10 +93,10 @@ def test_expected_offset_of_a_deleted_log_is_refused(client: SyncClient) -> None
 
 
 @defect(
-    "cached-across-lives",
-    "Caches kept a record for ever by a URL under which another log has another record.",
+    "record-cached-across-deletion-of-its-log",
+    "Caches kept a record forever under a URL that later belonged to a record of another log.",
 )
-def test_record_is_not_immutable_in_caches(site: Site, client: SyncClient) -> None:
+def test_only_record_urls_with_uid_are_cached_as_immutable(site: Site, client: SyncClient) -> None:
     name = fresh_name()
     client.open(name, create=True).append(b"same")
     path = f"/v1/namespaces/default/logs/{name}/records/0"
@@ -115,7 +115,7 @@ def test_record_is_not_immutable_in_caches(site: Site, client: SyncClient) -> No
     "handle-of-another-log",
     "A handle that was opened before its log was deleted read, wrote and moved cursors in the next one.",
 )
-def test_handles_are_of_the_log_that_was_opened(client: SyncClient) -> None:
+def test_handles_of_a_replaced_log_are_refused(client: SyncClient) -> None:
     name = fresh_name()
     log = client.open(name, create=True)
     log.append_many([b"a", b"b"])

@@ -1,4 +1,4 @@
-"""A metadata store that was put back from an older copy, under bookies that have gone on since."""
+"""A metadata store is restored from a copy that is older than the data on the bookies."""
 
 import asyncio
 import shutil
@@ -37,7 +37,7 @@ def _stop_all(cluster: ProcessCluster) -> None:
     "restored-metadata-gives-ledger-ids-twice",
     "After the metadata store was put back from a copy, records that were acknowledged were lost.",
 )
-def test_ledger_ids_never_repeat_after_the_metadata_store_was_put_back(tmp_path: Path) -> None:
+def test_ledger_ids_do_not_repeat_after_metadata_restore(tmp_path: Path) -> None:
     """B14, LI1."""
     with family() as children:
         cluster = ProcessCluster(children, tmp_path)

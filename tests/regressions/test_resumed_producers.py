@@ -1,4 +1,4 @@
-"""A program that is killed and started again goes on where it was, without a store of its own."""
+"""A program that is killed and restarted resumes where it was, without storing its position."""
 
 import asyncio
 import subprocess
@@ -63,9 +63,9 @@ def test_a_program_that_is_killed_five_times_appends_each_record_once(
                 if record.offset >= wanted:
                     break
             program.kill()
-            assert program.wait() == -9  # Else it was done before.
+            assert program.wait() == -9  # The program was killed before it was done.
             program.stdout.close()
-            if life == 2:  # What the log knows of the producer goes from owner to owner.
+            if life == 2:  # The producer's state must move with the log to another owner.
                 (place,) = client.lookup(["loaded"])
                 is_first = place.address == cluster.servers["log-1"].address
                 client.transfer("loaded", "log-2" if is_first else "log-1")
@@ -77,11 +77,11 @@ def test_a_program_that_is_killed_five_times_appends_each_record_once(
 
 
 @defect(
-    "older-copy-of-a-program-appends-on",
-    "Two copies of one program could append under the same name, each as if it were alone.",
+    "older-copy-of-a-program-keeps-appending",
+    "Two copies of one program could append under the same producer name without noticing each other.",
 )
 def test_an_older_copy_of_a_program_is_fenced(cluster: LogProcesses) -> None:
-    """LS15: its epoch is over from the grant of the next one on."""
+    """LS15: an epoch ends when the next one is granted."""
     with rollbook.connect(cluster.url) as client:
         log = client.open("fenced", create=True)
         older = log.writer(producer="till")
@@ -90,12 +90,12 @@ def test_an_older_copy_of_a_program_is_fenced(cluster: LogProcesses) -> None:
         older.flush()
         newer = log.writer(producer="till")
         assert (newer.resumed_at, newer.last_offset) == (2, 1)
-        refused = older.submit(b"3")  # Before the newer one has appended anything.
+        refused = older.submit(b"3")  # The newer writer has not appended anything yet.
         with pytest.raises(errors.ProducerFenced, match=r"another program has begun.*'till'"):
             refused.result()
         with pytest.raises(errors.ProducerFenced, match="another program has begun"):
             older.submit(b"4")
-        older.close()  # It has raised that before.
+        older.close()  # Does not raise an error that was already raised.
         newer.submit(b"3").result()
         newer.close()
         again = log.writer(producer="till")
@@ -112,10 +112,10 @@ def test_an_older_copy_of_a_program_is_fenced(cluster: LogProcesses) -> None:
 
 
 @defect(
-    "shell-and-writer-count-apart",
-    "What the shell had appended under a producer's name was unknown to a program that went on under it.",
+    "shell-and-writer-number-records-separately",
+    "A program did not learn what the shell had appended under the same producer name.",
 )
-def test_the_shell_and_a_writer_count_as_the_same_producer(cluster: LogProcesses) -> None:
+def test_shell_and_writer_share_the_numbering_of_a_producer(cluster: LogProcesses) -> None:
     def append(text: str) -> "subprocess.CompletedProcess[str]":
         command = [sys.executable, "-m", "rollbook.api.cli.main", "log", "append", "both"]
         command += ["--create", "--producer", "import", "--server", cluster.url]
@@ -138,7 +138,7 @@ def test_the_shell_and_a_writer_count_as_the_same_producer(cluster: LogProcesses
     "writer-cannot-resume",
     "A program that was killed could not learn how far it had appended, unless it kept that in its records.",
 )
-def test_a_writer_with_an_event_loop_begins_before_it_takes_records(cluster: LogProcesses) -> None:
+def test_asyncio_writer_must_begin_before_it_takes_records(cluster: LogProcesses) -> None:
     async def run() -> None:
         async with rollbook.aio.connect(cluster.url) as client:
             log = await client.open("loop", create=True)

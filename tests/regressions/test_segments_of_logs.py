@@ -1,4 +1,4 @@
-"""Ledgers that are segments of logs, looked at and changed as ledgers."""
+"""Ledger commands used on ledgers that are segments of logs."""
 
 import asyncio
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ def _segments(cluster: LogProcesses, log: str) -> list[str]:
 
 @defect(
     "ledger-rm-destroys-a-segment-of-a-log",
-    "`rollbook ledger rm N` deleted a segment of a live log unasked, and its records were lost.",
+    "`rollbook ledger rm N` deleted a segment of a live log without asking, and its records were lost.",
 )
 def test_a_segment_of_a_log_is_removed_only_if_its_log_is_named(cluster: LogProcesses) -> None:
     first, *_ = _segments(cluster, "shop/orders")
@@ -50,11 +50,11 @@ def test_a_segment_of_a_log_is_removed_only_if_its_log_is_named(cluster: LogProc
     "lost-segment-is-not-named",
     "`explain` and `verify` called a log sound although one of its segments had been deleted.",
 )
-def test_a_lost_segment_is_named(cluster: LogProcesses) -> None:
-    """LO1: though readers may still have its records from memory."""
+def test_deleted_segment_is_reported_by_explain_and_verify(cluster: LogProcesses) -> None:
+    """LO1: the segment counts as lost even if readers still get its records from memory."""
     first, *_ = _segments(cluster, "shop/returns")
 
-    async def remove() -> None:  # As by a tool of Java's.
+    async def remove() -> None:  # Deletes the ledger like a Java tool would.
         async with connect(cluster.metadata) as ledgers:
             await ledgers.delete(int(first))
 
@@ -67,7 +67,7 @@ def test_a_lost_segment_is_named(cluster: LogProcesses) -> None:
 
 @defect(
     "ledger-recover-stops-the-owner-of-a-log",
-    "`rollbook ledger recover N` fenced the segment that a log was being written to, unasked.",
+    "`rollbook ledger recover N` fenced the open segment of a log without being asked to.",
 )
 def test_a_segment_of_a_log_is_recovered_only_if_its_log_is_named(cluster: LogProcesses) -> None:
     *_, last = _segments(cluster, "shop/carts")
@@ -75,6 +75,6 @@ def test_a_segment_of_a_log_is_recovered_only_if_its_log_is_named(cluster: LogPr
     assert "segment of the log shop/carts" in refused
     assert "open" in _rollbook(cluster, "ledger", "show", last)
     own = _rollbook(cluster, "ledger", "create", "-o", "raw").strip()
-    _rollbook(cluster, "ledger", "recover", own)  # Of no log.
+    _rollbook(cluster, "ledger", "recover", own)  # This ledger belongs to no log.
     _rollbook(cluster, "ledger", "recover", last, "--part-of-log", "shop/carts")
     _rollbook(cluster, "log", "append", "shop/carts", "four")

@@ -1,4 +1,4 @@
-"""What log servers say of each other, asked at any of them."""
+"""Any log server answers questions about the other log servers."""
 
 import asyncio
 import os
@@ -39,7 +39,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LogProcesses]:
     "drain-at-another-server",
     "`cluster drain` of a server other than the one asked ended in NOT_OWNER after the whole time-out.",
 )
-def test_a_server_is_drained_by_way_of_any_other(cluster: LogProcesses) -> None:
+def test_drain_command_works_at_any_server(cluster: LogProcesses) -> None:
     at = {"ROLLBOOK_SERVER": f"log://{cluster.servers['log-1'].address}"}
     for command in (("log-2", "--wait"), ("log-2", "--resume"), ("log-1",), ("log-1", "--resume")):
         done = commands.run("cluster", "drain", *command, "-o", "raw", environment=at)
@@ -48,9 +48,9 @@ def test_a_server_is_drained_by_way_of_any_other(cluster: LogProcesses) -> None:
 
 @defect(
     "drain-over-grpc-at-another-server",
-    "A bare gRPC caller that drained a server by way of another one got NOT_OWNER.",
+    "A plain gRPC call that drained a server through another server failed with NOT_OWNER.",
 )
-def test_a_bare_call_drains_a_server_by_way_of_any_other(cluster: LogProcesses) -> None:
+def test_grpc_drain_works_at_any_server(cluster: LogProcesses) -> None:
     with grpc.insecure_channel(cluster.servers["log-1"].address) as channel:
         for word in (messages.DrainServer("log-2"), messages.DrainServer("log-2", resume=True)):
             call: Any = channel.unary_unary(BY_REQUEST[messages.DrainServer].path)
@@ -65,8 +65,8 @@ def test_a_bare_call_drains_a_server_by_way_of_any_other(cluster: LogProcesses) 
     "server-counted-twice",
     "`cluster health` counted a log server twice that was killed and started again.",
 )
-def test_a_server_that_was_killed_and_started_again_is_counted_once(cluster: LogProcesses) -> None:
-    """SV4: the session of its first life lasts a while; here for as long as the test."""
+def test_restarted_server_is_counted_once(cluster: LogProcesses) -> None:
+    """SV4: the session of the killed process remains for a while, here until the test ends."""
     asyncio.run(_count_servers(cluster))
 
 
@@ -112,7 +112,7 @@ def test_a_segment_begins_after_its_server_was_started(cluster: LogProcesses) ->
 
 
 @defect(
-    "one-bookie-is-healthy",
+    "single-bookie-reported-healthy",
     "`cluster health` called a single bookie healthy where no log with default copies could be written.",
 )
 def test_a_single_bookie_is_not_healthy_for_logs_with_two_acks(cluster: LogProcesses) -> None:

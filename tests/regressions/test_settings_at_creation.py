@@ -23,10 +23,10 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 
 @defect(
-    "put-raced-by-its-equal",
-    "Of equal PUTs of a log with settings, sent at the same time, some were refused.",
+    "concurrent-equal-puts-refused",
+    "Some of several equal, concurrent PUTs of a log with settings were refused.",
 )
-def test_equal_requests_for_a_log_are_all_granted(site: Site) -> None:
+def test_concurrent_equal_puts_of_a_log_all_succeed(site: Site) -> None:
     body = json.dumps({"retention_age_s": 60, "description": "orders"}).encode()
     with ThreadPoolExecutor(AT_ONCE) as pool:
         for number in range(ROUNDS):

@@ -1,4 +1,4 @@
-"""The shell says what took effect (SH1), and asks before it fences a writer."""
+"""The shell reports what took effect (SH1), and fences a writer only with a flag."""
 
 import fcntl
 import json
@@ -28,7 +28,7 @@ def dev(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dev]:
 
 
 @defect("shell-hides-outcome", _SILENT)
-def test_every_error_says_what_took_effect(dev: Dev) -> None:
+def test_shell_errors_state_the_outcome(dev: Dev) -> None:
     done = dev.shell("log", "append", "nowhere", "x")
     assert b"\n  outcome: not applied" in done.stderr
     done = dev.shell("log", "append", "nowhere", "x", "-o", "json")
@@ -48,15 +48,14 @@ def _until_read(pipe: int) -> None:
 
 @defect(
     "interrupted-append-says-nothing",
-    "An interrupted append did not say how many records were acknowledged.",
+    "An interrupted append did not report how many records were acknowledged.",
 )
 @pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM], ids=str)
-def test_an_interrupted_append_says_how_many_records_are_acknowledged(
-    dev: Dev, signal_number: int
-) -> None:
+def test_interrupted_append_reports_number_of_acked_records(dev: Dev, signal_number: int) -> None:
     log = f"cut-{int(signal_number)}"
     dev.shell("log", "create", log)
-    # On a busy machine ten seconds pass while the server stands still, and the append would fail before the signal.
+    # On a busy machine the server may be stopped for more than the default time-out of ten seconds,
+    # and the append would fail before the signal.
     append = ("log", "append", log, "-o", "json", "--timeout", "60")
     program = subprocess.Popen(
         [sys.executable, "-m", "rollbook.api.cli.main", *append],
@@ -70,14 +69,14 @@ def test_an_interrupted_append_says_how_many_records_are_acknowledged(
     try:
         with rollbook.connect(dev.url) as client:
             records = client.open(log).tail("earliest")
-            for count in (100, 1):  # The second is sent only once the first ones are acknowledged.
+            for count in (100, 1):  # One more record follows when the first 100 are acknowledged.
                 program.stdin.write(b"x\n" * count)
                 for _ in range(count):
                     next(records)
         dev.child.stop()
         program.stdin.write(b"y\n" * 50)
         _until_read(program.stdin.fileno())
-        time.sleep(0.3)  # From the pipe to the connection; later, it is only better known.
+        time.sleep(0.3)  # Time for the records to get from the pipe to the connection.
         program.send_signal(signal_number)
         _, errors = program.communicate(timeout=30)
     finally:
@@ -94,9 +93,9 @@ def test_an_interrupted_append_says_how_many_records_are_acknowledged(
 
 @defect(
     "append-fences-unasked",
-    "`log append --holder` fenced the present writer of a log, and nobody had asked for it.",
+    "`log append --holder` fenced the current writer of a log without being asked to.",
 )
-def test_append_does_not_fence_another_writer_unasked(dev: Dev) -> None:
+def test_append_without_steal_does_not_fence_another_holder(dev: Dev) -> None:
     dev.shell("log", "create", "wal", "--exclusive")
     assert dev.shell("log", "append", "wal", "a", "--holder", "me").returncode == 0
     assert dev.shell("log", "append", "wal", "b", "--holder", "me").returncode == 0
@@ -111,7 +110,7 @@ def test_append_does_not_fence_another_writer_unasked(dev: Dev) -> None:
     "writer-of-a-log-that-is-not-exclusive",
     "`log writer acquire` granted an epoch of a log that is not exclusive, and everybody went on appending.",
 )
-def test_nobody_acquires_a_log_where_everybody_may_append(dev: Dev) -> None:
+def test_acquire_of_a_log_that_is_not_exclusive_is_refused(dev: Dev) -> None:
     assert dev.shell("log", "create", "shared").returncode == 0
     done = dev.shell("log", "writer", "acquire", "shared", "--holder", "me")
     assert done.returncode == 2, done
@@ -121,9 +120,9 @@ def test_nobody_acquires_a_log_where_everybody_may_append(dev: Dev) -> None:
 
 @defect(
     "holder-is-ignored",
-    "`log append --holder` on a log that is not exclusive promised what it did not keep.",
+    "`log append --holder` on a log that is not exclusive was accepted and had no effect.",
 )
-def test_a_holder_is_refused_where_everybody_may_append(dev: Dev) -> None:
+def test_append_with_holder_to_non_exclusive_log_is_refused(dev: Dev) -> None:
     dev.shell("log", "create", "open-to-all")
     refused = dev.shell("log", "append", "open-to-all", "a", "--holder", "me")
     assert refused.returncode == 2
@@ -133,7 +132,7 @@ def test_a_holder_is_refused_where_everybody_may_append(dev: Dev) -> None:
 
 @defect(
     "a-number-as-a-key-is-a-traceback",
-    "`log append --format ndjson` failed with an error of Python at a record whose key is a number.",
+    "`log append --format ndjson` failed with a Python error at a record whose key is a number.",
 )
 def test_record_whose_key_is_a_number_is_refused(dev: Dev) -> None:
     words = ("log", "append", "keyed", "--create", "--format", "ndjson", "-o", "json")

@@ -1,4 +1,4 @@
-"""A server that starts while the metadata store fails for a moment comes up all the same (SU1)."""
+"""SU1: a server starts even if the metadata store fails for a moment during the start."""
 
 import asyncio
 import random
@@ -34,7 +34,7 @@ class Failing:
 
 
 class _FailingOnce:
-    """Stores in which the operation of that number fails, counted over all of them."""
+    """Opens stores in which one operation fails: number `number`, counted over all of them."""
 
     def __init__(self, number: int, error: type[RollbookError]) -> None:
         self.left = number
@@ -73,7 +73,10 @@ async def _recovery_server(url: str) -> None:
 async def _start_while_it_fails(
     start: Start, module: Any, failing: Failing, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> int:
-    """One start for each `failing.every`-th operation of a start; returns the number of the last one."""
+    """Starts once for every `failing.every`-th operation of a start, which fails.
+
+    Returns the number of the last operation.
+    """
     number = 1
     while True:
         store = _FailingOnce(number, failing.error)
@@ -96,7 +99,7 @@ async def _start_while_it_fails(
     [(_log_server, log_process), (_recovery_server, recovery_process)],
     ids=["log", "recovery"],
 )
-async def test_a_store_that_fails_during_a_start_does_not_end_it(
+async def test_server_starts_though_one_store_operation_fails(
     start: Start, module: Any, failing: Failing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = f"sqlite://{tmp_path}/metadata.db"
@@ -107,4 +110,4 @@ async def test_a_store_that_fails_during_a_start_does_not_end_it(
         tried = await _start_while_it_fails(start, module, failing, url, monkeypatch)
     finally:
         await store.close()
-    assert tried > failing.every  # Else it failed in no start at all.
+    assert tried > failing.every  # At least one start had a failing operation.

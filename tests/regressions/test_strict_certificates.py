@@ -1,4 +1,4 @@
-"""Certificates of an authority that `openssl req -x509` made, as Python 3.13 checks them."""
+"""Python 3.13's strict checks accept certificates of a CA made by `openssl req -x509`."""
 
 import http.server
 import ssl
@@ -51,7 +51,7 @@ def pages(authority: Authority) -> Iterator[str]:
     "admin-pages-refuse-what-servers-accept",
     "On Python 3.13 recovery servers and commands refused the certificates of bookies' pages that docs/security.md makes.",
 )
-def test_pages_of_a_plain_authority_are_read(
+def test_admin_client_accepts_a_plain_ca_under_strict_checks(
     authority: Authority, pages: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usual = ssl.create_default_context

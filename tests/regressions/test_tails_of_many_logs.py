@@ -1,4 +1,4 @@
-"""All servers share what any of them can do: to say where many logs end, and to read closed segments."""
+"""Work that needs no owner is shared by all servers: tails of many logs and reads of closed segments."""
 
 import json
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ def read_at_each(cluster: LogProcesses) -> list[float]:
 
 
 @defect(
-    "replays-come-from-the-owner-alone",
+    "replays-read-at-the-owner-only",
     "All readers of old records read at the log's owner, while other servers could have read the same bookies.",
 )
 def test_closed_segments_are_read_at_all_servers(cluster: LogProcesses) -> None:
@@ -47,7 +47,7 @@ def test_closed_segments_are_read_at_all_servers(cluster: LogProcesses) -> None:
             log.roll()
         log.append_many(values[72:])
         before = read_at_each(cluster)
-        for start in range(0, 80, 9):  # As that many readers do, of a segment each.
+        for start in range(0, 80, 9):  # Like parallel readers with one segment each.
             batches = log.read_batches(start, min(start + 9, 80), anywhere=True)
             assert [v for batch in batches for v in batch.values()] == values[start : start + 9]
         gains = [after - was for after, was in zip(read_at_each(cluster), before, strict=True)]
@@ -58,11 +58,11 @@ def test_closed_segments_are_read_at_all_servers(cluster: LogProcesses) -> None:
 
 
 @defect(
-    "asking-where-many-logs-end-opens-them",
-    "Tails had to be asked log by log, and each question opened a log: a ledger and half a second for each.",
+    "requesting-many-tails-opens-the-logs",
+    "Tails had to be requested log by log, and each request opened its log: a ledger and half a second each.",
 )
-def test_the_tails_of_many_logs_come_at_once(cluster: LogProcesses) -> None:
-    """TW1: no log is opened for them."""
+def test_tails_of_many_logs_are_returned_without_opening_them(cluster: LogProcesses) -> None:
+    """TW1."""
     with rollbook.connect(cluster.url) as client:
         for log in LOGS:
             client.open(str(log), create=True)
@@ -74,7 +74,7 @@ def test_the_tails_of_many_logs_come_at_once(cluster: LogProcesses) -> None:
                 log: 2 if log == LOGS[0] else 0 for log in LOGS
             }
             assert all(tail.is_exact and len(tail.uid) == 32 for tail in known.values())
-            assert watch.next(0) is not None  # All of it, as the first news.
+            assert watch.next(0) is not None  # The first update contains all logs.
             client.open(str(LOGS[0])).append(b"c")
             news = watch.next(30)
             assert news is not None
@@ -89,7 +89,9 @@ def test_the_tails_of_many_logs_come_at_once(cluster: LogProcesses) -> None:
             assert opened_at(cluster) == before
             first = next(iter(cluster.servers.values()))
             first.child.kill()
-            with client.tails(prefix="many/") as again:  # The one that is left answers for all.
+            with client.tails(
+                prefix="many/"
+            ) as again:  # The remaining server answers for all logs.
                 assert set(again.ready(30)) == set(LOGS)
             watch.ready(30)
             assert set(watch.known) == set(LOGS)

@@ -1,4 +1,4 @@
-"""A command sends its token to no other machine in the clear, also where metadata names that machine."""
+"""Commands send no token in the clear to another machine, even if the metadata names it."""
 
 import asyncio
 import random
@@ -20,12 +20,12 @@ from tests.regressions.defects import defect
 from tests.support import commands
 
 _TOKEN: Final = "token-of-the-pages-0123456789"
-_ELSEWHERE: Final = "0.0.0.0"  # No loopback address, though Linux connects to this machine.
+_ELSEWHERE: Final = "0.0.0.0"  # Not a loopback address, but Linux connects it to this machine.
 _ANSWER: Final = b"HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
 
 class _Listener:
-    """Somebody at an address that metadata names: keeps what is sent there."""
+    """Listens at the address that the metadata names, and records what it receives."""
 
     def __init__(self) -> None:
         self.heard = b""
@@ -68,7 +68,7 @@ def token_file(tmp_path: Path) -> str:
 
 @asynccontextmanager
 async def _cluster(folder: Path, listener: _Listener) -> AsyncIterator[str]:
-    """The URL of a cluster whose metadata says that the pages of bk-1 are at the listener."""
+    """The URL of a cluster whose metadata registers the listener as the admin pages of bk-1."""
     url = f"sqlite://{folder}/metadata.db"
     async with await open_metadata_store(url, create=True, serve=True) as store:
         root = MetadataUrl.parse(url).ledgers_root

@@ -1,4 +1,4 @@
-"""What readers of truncated logs were not informed of."""
+"""Readers of truncated logs start at the head and report skipped records."""
 
 import asyncio
 import logging
@@ -13,7 +13,7 @@ from tests.support import commands, log_processes
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Of a server with a log that begins at 3 and ends, sealed, at 5."""
+    """The URL of a server with a sealed log that begins at 3 and ends at 5."""
     with log_processes.running(tmp_path_factory.mktemp("truncated")) as cluster:
         cluster.start_server("a")
         with rollbook.connect(cluster.url) as client:
@@ -26,7 +26,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @defect("read-raises-on-truncated-logs", "`log.read()` raised `Truncated` on every truncated log.")
-def test_reading_all_of_a_truncated_log_begins_at_its_head(url: str) -> None:
+def test_read_of_a_truncated_log_begins_at_its_head(url: str) -> None:
     with rollbook.connect(url) as client:
         log = client.open("cut")
         assert [each.value for each in log.read()] == [b"3", b"4"]
@@ -43,9 +43,7 @@ def test_reading_all_of_a_truncated_log_begins_at_its_head(url: str) -> None:
     "skipped-records-are-not-named",
     "`tail(…, skip_truncated=True)` and `--skip-truncated` skipped truncated records in silence.",
 )
-def test_truncated_records_that_are_skipped_are_named(
-    url: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_skipped_truncated_records_are_reported(url: str, caplog: pytest.LogCaptureFixture) -> None:
     async def follow() -> list[bytes]:
         async with rollbook.aio.connect(url) as client:
             log = await client.open("cut")

@@ -1,4 +1,4 @@
-"""What was submitted is appended, or the program hears how many records are not (PC1)."""
+"""PC1: submitted records are appended, or the program learns how many are not."""
 
 import sys
 import threading
@@ -64,7 +64,7 @@ asyncio.run(main())
     "A program that did not close its writer exited with 0 and lost its records.",
 )
 @pytest.mark.parametrize("way", list(_LEFT_OPEN))
-def test_what_an_open_writer_has_is_appended_when_its_client_ends(dev: Dev, way: str) -> None:
+def test_records_of_an_open_writer_are_appended_at_exit(dev: Dev, way: str) -> None:
     log = f"left-open-{way.replace(' ', '-')}"
     done = dev.program(_LEFT_OPEN[way], log)
     assert (done.returncode, dev.tail_of(log)) == (0, _RECORDS), done.stderr
@@ -88,7 +88,7 @@ with rollbook.connect(sys.argv[1], config) as client:
     "open-writer-loses-records",
     "A program that did not close its writer exited with 0 and lost its records.",
 )
-def test_closing_a_client_says_how_many_records_are_in_doubt(dev: Dev) -> None:
+def test_client_close_reports_number_of_records_in_doubt(dev: Dev) -> None:
     with processes.family() as children:
         stderr = ("sh", "-c", 'exec "$@" 2>&1', "sh")
         program = children.start(*stderr, sys.executable, "-c", _IN_DOUBT, dev.url, "in-doubt")
@@ -120,7 +120,7 @@ gc.collect()
     "collected-writer-is-silent",
     "A writer was collected with records pending, and nothing said so.",
 )
-def test_a_writer_that_is_collected_says_how_many_records_were_pending(dev: Dev) -> None:
+def test_collected_writer_warns_of_its_pending_records(dev: Dev) -> None:
     done = dev.program(_COLLECTED, "collected")
     assert "ResourceWarning: a writer of default/collected was not closed" in done.stderr
     assert f"{_RECORDS} records" in done.stderr
@@ -128,7 +128,7 @@ def test_a_writer_that_is_collected_says_how_many_records_were_pending(dev: Dev)
 
 @defect(
     "close-hides-a-failed-writer",
-    "A writer that had failed before it was closed said nothing of what it lost.",
+    "Closing a writer that had failed did not report the records that it lost.",
 )
 def test_closing_a_writer_that_has_failed_raises(dev: Dev) -> None:
     with rollbook.connect(dev.url) as client:
@@ -142,14 +142,14 @@ def test_closing_a_writer_that_has_failed_raises(dev: Dev) -> None:
         with pytest.raises(LogSealed) as caught:
             writer.close()
         assert caught.value.ids["not_appended"] == 1
-        writer.close()  # It is reported once.
+        writer.close()  # The error is raised only once.
 
 
 @defect(
     "exclusive-writer-drops-what-waits",
     "Records that waited for room as an exclusive writer ended were not appended.",
 )
-def test_leaving_an_exclusive_writer_appends_what_waits_for_room(dev: Dev) -> None:
+def test_exclusive_writer_appends_waiting_records_on_exit(dev: Dev) -> None:
     config = rollbook.LogClientConfig(batch_bytes_max=1024, window_bytes=4096)
     with rollbook.connect(dev.url, config) as client:
         log = client.open(

@@ -1,4 +1,4 @@
-"""A deleted log gives its name to the next one at once, and can be brought back until its grace is over."""
+"""The name of a deleted log is free at once, and the log can be undeleted until its grace ends."""
 
 import subprocess
 import sys
@@ -28,7 +28,7 @@ def shell(site: Site, *words: str) -> "subprocess.CompletedProcess[str]":
     "name-of-a-deleted-log-is-taken",
     "The name of a deleted log could not be used again for a day, until its records were freed.",
 )
-def test_a_name_is_free_at_once_and_the_records_before_wait(site: Site) -> None:
+def test_name_of_deleted_log_is_free_and_its_records_restorable(site: Site) -> None:
     with rollbook.connect(site.url) as client:
         first = client.open("orders", create=True)
         first.append(b"of the first")
@@ -52,7 +52,7 @@ def test_a_name_is_free_at_once_and_the_records_before_wait(site: Site) -> None:
         client.open(back).append(b"more")
         assert [each.value for each in client.open("orders").read()] == [b"of the second"]
         assert client.deleted() == ()
-        client.delete(back)  # And once more, from its new name.
+        client.delete(back)  # Deleting and undeleting works under the new name, too.
         assert client.undelete(back) == back
         assert [each.value for each in client.open(back).read()] == [b"of the first", b"more"]
 
@@ -61,12 +61,14 @@ def test_a_name_is_free_at_once_and_the_records_before_wait(site: Site) -> None:
     "deleted-log-cannot-come-back",
     "A log that was deleted by mistake could not be brought back, though its records were there for a day.",
 )
-def test_a_deleted_log_is_listed_and_brought_back(site: Site) -> None:
+def test_deleted_log_is_listed_and_can_be_undeleted(site: Site) -> None:
     with rollbook.connect(site.url) as client:
         log = client.open("shop/carts", create=True)
         log.append(b"a")
         log.cursor("mark").commit(1, protect=True)
-        assert shell(site, "log", "rm", "shop/carts", "--yes").returncode != 0  # It is marked.
+        assert (
+            shell(site, "log", "rm", "shop/carts", "--yes").returncode != 0
+        )  # A protected cursor is in its way.
         log.cursor("mark").commit(1, protect=False)
         assert shell(site, "log", "rm", "shop/carts", "--yes").returncode == 0
         said = shell(site, "log", "ls", "--deleted")
@@ -75,11 +77,13 @@ def test_a_deleted_log_is_listed_and_brought_back(site: Site) -> None:
         assert "shop/carts" not in shell(site, "log", "ls").stdout
         undeleted = shell(site, "log", "undelete", log.uid, "-o", "raw")
         assert (undeleted.returncode, undeleted.stdout) == (0, "shop/carts\n"), undeleted.stderr
-        assert log.append(b"b").first_offset == 1  # By its uid, which it has kept.
+        assert (
+            log.append(b"b").first_offset == 1
+        )  # The handle still works, because the uid is the same.
         assert [each.value for each in log.read()] == [b"a", b"b"]
         (cursor,) = log.cursors()
         assert cursor.offset == 1
-        log.cursor("mark").commit(2, protect=True)  # Nothing of the deletion is left.
+        log.cursor("mark").commit(2, protect=True)  # The deletion left no restriction.
         again = shell(site, "log", "undelete", "shop/carts")
         assert again.returncode == 3
         assert "no deleted log shop/carts" in again.stderr
@@ -89,7 +93,7 @@ def test_a_deleted_log_is_listed_and_brought_back(site: Site) -> None:
     "deleted-log-cannot-come-back",
     "A log that was deleted by mistake could not be brought back, though its records were there for a day.",
 )
-def test_sealed_log_is_undeleted_sealed_and_equal_names_are_distinguished(site: Site) -> None:
+def test_undelete_keeps_the_seal_and_selects_by_uid(site: Site) -> None:
     with rollbook.connect(site.url) as client:
         uids = []
         for life in range(3):
@@ -115,7 +119,7 @@ def test_sealed_log_is_undeleted_sealed_and_equal_names_are_distinguished(site: 
     "rm-now-waits",
     "`log rm --now` left the name and the records until a server's next look at all logs.",
 )
-def test_a_log_that_is_removed_now_is_gone(site: Site) -> None:
+def test_log_removed_with_now_cannot_be_undeleted(site: Site) -> None:
     with rollbook.connect(site.url) as client:
         log = client.open("gone", create=True)
         log.append(b"a")

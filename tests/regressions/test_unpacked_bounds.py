@@ -1,4 +1,4 @@
-"""What packed blocks unpack to is bounded and counted: at a client that reads them, at a server, in quotas."""
+"""Unpacked bytes of packed blocks are bounded at clients and servers, and counted in quotas."""
 
 import subprocess
 import sys
@@ -21,7 +21,7 @@ from tests.support import bookies, log_processes
 from tests.support.bookies import RunningBookie
 
 _MIB: Final = 1024 * 1024
-_BLOCKS: Final = 100  # Of 4 MiB each, packed to a few hundred bytes.
+_BLOCKS: Final = 100  # Each has 4 MiB, packed to a few hundred bytes.
 _TOKENS: Final = {name: f"token-of-{name}-0123456789abcdef" for name in ("member", "held")}
 _ACCESS: Final = f"""
 [principals.member]
@@ -100,19 +100,19 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Site]:
     "packed-blocks-fill-a-readers-memory",
     "A log with 128 KiB of packed blocks took 3.6 GiB of a Python consumer's memory.",
 )
-def test_reader_of_packed_blocks_keeps_a_bounded_memory(site: _Site) -> None:
+def test_memory_of_reader_of_packed_blocks_is_bounded(site: _Site) -> None:
     command = [sys.executable, "-c", _CONSUMER, site.address, _TOKENS["member"]]
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
     count, size, grown_kib = map(int, done.stdout.split())
     assert (count, size) == (4 * _BLOCKS, 4 * _BLOCKS * (_MIB - 64))
-    assert grown_kib < 96 * 1024  # All of it takes 800 MiB: bodies, and the values cut out of them.
+    assert grown_kib < 96 * 1024  # Unbounded, bodies and values take 800 MiB.
 
 
 @defect(
     "packed-blocks-fill-a-servers-memory",
     "One small read of packed blocks as records had a server unpack hundreds of megabytes.",
 )
-def test_server_that_takes_packed_blocks_apart_keeps_a_bounded_memory(site: _Site) -> None:
+def test_memory_of_server_unpacking_blocks_is_bounded(site: _Site) -> None:
     before = site.process.resident_bytes
     site.process.forget_peak()
     asked = log_pb2.ReadRequest(log="team/bomb", start="0", bytes_max=_MIB, as_records=True)
@@ -131,11 +131,11 @@ def test_server_that_takes_packed_blocks_apart_keeps_a_bounded_memory(site: _Sit
     "quotas-count-packed-bytes-only",
     "A principal held to 100 kB/s appended 600 MB/s and read 95 MB/s, packed.",
 )
-def test_append_quota_counts_what_a_batch_unpacks_to(site: _Site) -> None:
+def test_append_quota_counts_unpacked_bytes(site: _Site) -> None:
     with site.client("held") as client:
         log = client.open("team/bomb")
         began = time.monotonic()
-        for _ in range(2):  # Each has twice what may be appended in a second.
+        for _ in range(2):  # Each has twice the quota of a second.
             log.append_many([bytes(_MIB - 64)] * 4)
     assert time.monotonic() - began > 0.5
 
@@ -144,11 +144,13 @@ def test_append_quota_counts_what_a_batch_unpacks_to(site: _Site) -> None:
     "quotas-count-packed-bytes-only",
     "A principal held to 100 kB/s appended 600 MB/s and read 95 MB/s, packed.",
 )
-def test_read_quota_counts_what_records_unpack_to(site: _Site) -> None:
+def test_read_quota_counts_unpacked_bytes(site: _Site) -> None:
     with site.client("held") as client:
         began, records = time.monotonic(), 0
         for batch in client.open("team/bomb").read_batches():
             records += len(batch)
             if records > 4:
                 break
-    assert time.monotonic() - began > 0.5  # The first four are 4 MB, and the saved second has 2 MB.
+    assert (
+        time.monotonic() - began > 0.5
+    )  # The first four have 4 MB; the quota allows 2 MB at once.
