@@ -1,5 +1,4 @@
-"""Figures of these runs are nobody's: no turn waits until a machine that does other things is still, and nothing runs
-that could be put to sleep."""
+"""The figures of these runs are not used: no run waits for an idle machine or pauses other processes."""
 
 import pytest
 

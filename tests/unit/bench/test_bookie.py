@@ -1,4 +1,4 @@
-"""The benchmark of the bookie measures what it says: at a size that shows nothing but that."""
+"""The benchmark of the bookie runs and produces its figures, at a minimal size."""
 
 import socket
 import threading
@@ -27,19 +27,19 @@ from tests.support import processes
     ],
 )
 def test_figures_are_measured(part: str, units: set[str]) -> None:
-    """Of one part of each sort; the others differ in what they ask of the same machinery."""
+    """Runs one part of each sort; the other parts use the same code with other requests."""
     figures = list(bookie.PARTS[part](1, bookie.SMALL))
     assert len({figure.name for figure in figures}) == len(figures)
     assert all(isfinite(figure.value) for figure in figures)
     assert {figure.unit for figure in figures} == units
 
 
-def test_a_part_that_there_is_not_names_those_that_there_are() -> None:
+def test_unknown_part_error_lists_the_parts() -> None:
     with pytest.raises(SystemExit, match=r"no such part: 'nonsense'; there are\s+adds\n"):
         list(bookie.figures(1, bookie.SMALL, only=["alone", "nonsense"]))
 
 
-def test_batches_hold_what_is_asked_for() -> None:
+def test_batches_have_the_requested_numbers_and_sizes() -> None:
     for version in (2, 3):
         batches = add_batches([1, 2, 3], 100, 50, 1_000, version=version)
         assert sum(batch.entries for batch in batches) == 100
@@ -57,18 +57,18 @@ def sink() -> Iterator[tuple[str, int]]:
         yield "127.0.0.1", int(line)
 
 
-def test_generator_counts_bytes_and_never_takes_them_for_success(sink: tuple[str, int]) -> None:
+def test_generator_counts_replies_without_assuming_success(sink: tuple[str, int]) -> None:
     work = [add_batches([ledger], 1_000, 100, 5_000) for ledger in range(1, 4)]
     for interval_s in (0.0, 0.0001):
         result = generator.run(sink, work, window=2, interval_s=interval_s)
         assert result.entries == 3_000
         assert len(result.latencies_s) == sum(map(len, work))
         assert [len(replies) for replies in result.replies] == [28_000] * 3
-    with pytest.raises(BadFrame):  # Zeros are no replies.
+    with pytest.raises(BadFrame):  # Zero bytes are not valid replies.
         assert result.successes
 
 
-def test_generator_says_when_the_server_hangs_up() -> None:
+def test_generator_raises_when_the_server_closes_the_connection() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address: tuple[str, int] = listener.getsockname()
 
@@ -84,8 +84,8 @@ def test_generator_says_when_the_server_hangs_up() -> None:
         server.join()
 
 
-def test_generator_is_woken_by_a_short_response_after_a_long_one() -> None:
-    """It stalled where that rest was longer than the next answer, and neither of them was long."""
+def test_generator_wakes_for_a_short_response_after_a_long_one() -> None:
+    """It stalled if the rest of a response was longer than the next response."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.setblocking(False)

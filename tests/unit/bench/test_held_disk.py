@@ -1,4 +1,4 @@
-"""A disk that is held is held to what was said; where none can be held, that is said."""
+"""Limiting the read rate of a disk: the limit is set, or the reason against it is reported."""
 
 from pathlib import Path
 
@@ -9,21 +9,21 @@ from tests.bench.load.held_disk import CannotHold, reads_held_to
 _BYTES_PER_S = 8_000_000
 
 
-def test_a_held_disk_is_held_to_what_was_said_and_is_let_go(tmp_path: Path) -> None:
-    """How quick it is then is the system's: the test reads back the setting."""
+def test_disk_limit_is_set_and_removed(tmp_path: Path) -> None:
+    """Reads back the setting. The kernel enforces the rate, which is not measured here."""
     before = _memberships()
     limits, refusal = "", ""
     try:
         with reads_held_to(_BYTES_PER_S, tmp_path):
             assert _memberships() != before
             limits = _limits_of_this_process()
-    except CannotHold as error:  # Not for everybody.
+    except CannotHold as error:  # Not every machine allows it.
         refusal = str(error)
     assert str(_BYTES_PER_S) in limits or "no disk" in refusal
     assert _memberships() == before
 
 
-def test_a_folder_that_is_on_no_disk_is_refused() -> None:
+def test_folder_without_a_disk_is_refused() -> None:
     with pytest.raises(CannotHold, match="TMPDIR"), reads_held_to(_BYTES_PER_S, Path("/proc")):
         pass
 

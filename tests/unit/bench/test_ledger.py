@@ -1,4 +1,4 @@
-"""What is compared with whom, and which of two targets is the harder one."""
+"""Comparison with peers and choice of the harder of two targets in the ledger benchmark."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ def _ours(
     return first
 
 
-def test_a_rate_is_held_against_the_fastest_of_the_others() -> None:
+def test_rate_target_comes_from_the_fastest_peer() -> None:
     values = {"ours": [90.0, 110.0, 100.0], "Java V2": [40.0], "Java V3": [50.0]}
     found = _ours("adds/s", values, 2.0, 80.0)
     assert (found.value, found.target, found.holds) == (100.0, 100.0, True)
@@ -26,7 +26,7 @@ def test_a_rate_is_held_against_the_fastest_of_the_others() -> None:
     assert not _ours("adds/s", values, 2.0, 120.0).holds
 
 
-def test_a_time_is_held_against_the_shortest_of_the_others() -> None:
+def test_time_target_comes_from_the_fastest_peer() -> None:
     values = {"ours": [4.0], "Java V2": [10.0], "Java V3": [20.0]}
     found = _ours("ms", values, 0.5, None)
     assert (found.target, found.holds) == (5.0, True)
@@ -35,12 +35,12 @@ def test_a_time_is_held_against_the_shortest_of_the_others() -> None:
     assert _ours("ms", values, None, None).holds is None
 
 
-def test_where_nobody_else_could_be_had_only_the_absolute_target_counts() -> None:
+def test_only_the_absolute_target_counts_without_peers() -> None:
     (found,) = compared("work", "ms", {"ours": [4.0]}, 0.5, 5.0)
     assert (found.target, found.holds, found.advantage) == (5.0, True, None)
 
 
-def test_a_job_that_does_not_exist_is_refused_before_anything_runs() -> None:
+def test_unknown_job_is_refused_before_anything_runs() -> None:
     with pytest.raises(SystemExit, match=r"no such part: .nothing.; there are\s+adds"):
         next(figures(1, only=["nothing"]))
     assert "adds" in JOBS
@@ -85,7 +85,7 @@ def _never(*_: Any, **__: Any) -> Any:
 FAILED = PeerFailed("no bookies")
 
 
-def test_a_run_that_java_fails_at_is_made_again() -> None:
+def test_failed_run_of_java_is_repeated() -> None:
     outcomes = [FAILED, _tailed(5), FAILED, FAILED, _tailed(7)]
     mine, others = JOBS["tailing"](_beside_ours(_java(outcomes)), 2, Size())
     assert (mine.value, mine.rival, mine.rival_name) == (1.0, 6.0, "Java V3")
@@ -93,7 +93,7 @@ def test_a_run_that_java_fails_at_is_made_again() -> None:
     assert not outcomes
 
 
-def test_that_java_goes_on_failing_is_told_and_ends_nothing() -> None:
+def test_repeated_failures_of_java_are_reported_and_skipped() -> None:
     mine, others = JOBS["tailing"](
         _beside_ours(_java([_tailed(5), FAILED, FAILED, FAILED])), 2, Size()
     )
@@ -106,7 +106,7 @@ def test_that_java_goes_on_failing_is_told_and_ends_nothing() -> None:
 # --- What Python can reach ------------------------------------------------------------------------
 
 
-def test_bare_python_is_shown_beside_adds_and_held_against_nobody() -> None:
+def test_bare_python_is_shown_but_sets_no_target() -> None:
     added = {"p50_ns": 9_000_000, "p99_ns": 9_000_000}
     sides = _beside_ours(
         _java([added] * 2), lambda *_, **__: {"p50_ns": 100_000, "p99_ns": 200_000}

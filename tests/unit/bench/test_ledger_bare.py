@@ -1,4 +1,4 @@
-"""What Python can reach is measured with adds that are whole, kept by each bookie, and acknowledged by two of three."""
+"""The bare Python benchmark sends complete adds, which bookies store and two of three acknowledge."""
 
 import json
 import time
@@ -37,19 +37,19 @@ def _found(client: Child) -> Any:
 
 
 def _kept(bookie: BareBookie) -> list[int]:
-    """Numbers of the adds that it wrote, from the file's beginning."""
+    """The entry ids in the bookie's file, from the beginning."""
     numbers = []
     with bookie.path.open("rb") as file:
         while size := int.from_bytes(file.read(LENGTH_BYTES)):
             entry = file.read(size)[-entry_bytes(PAYLOAD_BYTES) :]
-            numbers.append(int.from_bytes(entry[8:16]))  # Behind its ledger's.
+            numbers.append(int.from_bytes(entry[8:16]))  # The entry id follows the ledger id.
     return numbers
 
 
 @pytest.mark.parametrize("window", [1, 100])
-def test_all_that_was_added_is_kept_by_each_bookie(cluster: BareCluster, window: int) -> None:
+def test_each_bookie_stores_all_added_entries(cluster: BareCluster, window: int) -> None:
     client = cluster.start_client()
-    for _ in range(2):  # One job finds bookies as the other one did.
+    for _ in range(2):  # The second job must find the bookies in the same state.
         _ask(client, window)
         found = _found(client)
         count = found["count"]
@@ -60,7 +60,7 @@ def test_all_that_was_added_is_kept_by_each_bookie(cluster: BareCluster, window:
             assert numbers == list(range(numbers[0], numbers[0] + count))
 
 
-def test_what_is_sent_is_an_add_of_version_3(cluster: BareCluster) -> None:
+def test_requests_are_adds_of_version_3(cluster: BareCluster) -> None:
     client = cluster.start_client()
     _ask(client, 1)
     _found(client)
@@ -70,8 +70,8 @@ def test_what_is_sent_is_an_add_of_version_3(cluster: BareCluster) -> None:
     assert isinstance(adds, Adds)
 
 
-def test_two_of_three_are_enough(cluster: BareCluster) -> None:
-    """Else no more than the window would come to these two."""
+def test_adds_succeed_while_one_of_three_bookies_is_stopped(cluster: BareCluster) -> None:
+    """Otherwise the two running bookies would get no more adds than the window."""
     client = cluster.start_client()
     hung, *others = cluster.bookies
     hung.life.stop()

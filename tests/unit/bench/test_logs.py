@@ -1,5 +1,4 @@
-"""The bench of named logs refuses what it does not know, says why somebody cannot be beside us, compares like with
-like, and draws what it found."""
+"""The log benchmark refuses unknown jobs, reports missing peers, compares figures and draws plots."""
 
 import json
 import os
@@ -23,23 +22,23 @@ from tests.support.bookies import PATIENCE_S
 from tests.support.processes import family
 
 
-def test_a_job_that_does_not_exist_is_refused_before_anything_runs() -> None:
+def test_unknown_job_is_refused_before_anything_runs() -> None:
     with pytest.raises(SystemExit, match=r"no such part: .nothing.; there are\s+small"):
         next(figures(1, only=["nothing"]))
     assert set(OURS_ALONE) < set(JOBS)
     assert set(UNSYNCED) < set(JOBS)
 
 
-def test_what_cannot_be_fetched_is_said_with_its_reason() -> None:
+def test_failed_fetch_raises_with_command_and_reason() -> None:
     with pytest.raises(CannotBeHad, match="`sh -c echo no way out >&2; exit 1` failed: no way out"):
         fetch(["sh", "-c", "echo no way out >&2; exit 1"])
     fetch(["true"])
 
 
-def test_a_peer_that_cannot_be_had_is_said_to_be_missing(
+def test_unavailable_peers_are_reported_and_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And we are measured all the same."""
+    """Rollbook is measured without them."""
 
     @contextmanager
     def ours(_: Path) -> Iterator[SimpleNamespace]:
@@ -59,7 +58,7 @@ class _Children:
     def start_module(self, *_: str) -> None: ...
 
 
-def test_the_class_path_of_kafka_is_asked_for_once(
+def test_class_path_of_kafka_is_cached_while_its_files_exist(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     jar = tmp_path / "kafka_2.13-4.2.0.jar"
@@ -75,20 +74,20 @@ def test_the_class_path_of_kafka_is_asked_for_once(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     assert [logs_kafka.class_path(), logs_kafka.class_path()] == [str(jar)] * 2
     assert asked.read_text() == "\n"
-    jar.unlink()  # Maven's own store was cleared.
+    jar.unlink()  # As after Maven's store was cleared.
     logs_kafka.class_path()
     assert asked.read_text() == "\n\n"
 
 
-def test_whoever_does_not_sync_sets_no_mark() -> None:
+def test_peer_without_sync_does_not_set_the_target() -> None:
     values = {"ours": [30.0], "Kafka": [10.0], "Kafka, not synced": [50.0]}
     found = list(compared("it", "/s", values, 2.0, 15.0, aside=["Kafka, not synced"]))
     assert [figure.name for figure in found] == ["it: ours", "it: Kafka", "it: Kafka, not synced"]
     assert (found[0].rival_name, found[0].target, found[0].advantage) == ("Kafka", 20.0, 3.0)
 
 
-def test_while_one_is_measured_the_others_sleep() -> None:
-    """Processes that Kafka's two sides share are awake in the turn of each; who wakes has worked before it counts."""
+def test_only_processes_of_the_measured_side_run() -> None:
+    """Processes shared by two sides run in the turns of both. A resumed side warms up first."""
     happened: list[str] = []
     with family() as children:
         ours, server, one, other = (children.start("sleep", "600").pid for _ in range(4))
@@ -114,7 +113,7 @@ def test_while_one_is_measured_the_others_sleep() -> None:
     assert happened == [f"{side.name} {number}" for number in range(2) for side in sides]
 
 
-def test_who_does_not_come_back_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_side_that_does_not_resume_is_named_in_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stillness, "_BACK_S", 0.0)
     monkeypatch.setattr(stillness, "_PAUSE_S", 0.0)
     side = _Side("Kafka", [])
@@ -127,7 +126,7 @@ def test_who_does_not_come_back_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def _wait_for(pid: int, state: str) -> None:
-    """As `/proc` tells it: S waits for something, T stands still."""
+    """Waits for a state in `/proc`: S is sleeping, T is stopped."""
     deadline_s = time.monotonic() + PATIENCE_S
     while (found := Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]) != state:
         assert time.monotonic() < deadline_s, f"process {pid} is {found}, not {state}"
@@ -158,7 +157,7 @@ class _Side(LogSide):
         raise NotImplementedError
 
 
-def test_a_spread_says_how_many_are_no_slower() -> None:
+def test_percentiles_and_spread_match_the_latencies() -> None:
     found = percentiles([number * 10 for number in range(1, 1_001)])
     assert (found["p50_ns"], found["p99_ns"], found["p999_ns"]) == (5_010, 9_910, 10_000)
     spread = dict(zip(SHARES, found["spread_ns"], strict=True))
@@ -167,7 +166,7 @@ def test_a_spread_says_how_many_are_no_slower() -> None:
     assert list(SHARES) == sorted(set(SHARES))
 
 
-def test_what_is_drawn_is_what_several_sides_have() -> None:
+def test_plots_show_bars_of_several_sides_and_their_curves() -> None:
     spread = [min(100.0, number) for number in range(len(SHARES))]
     figures = [
         Figure("writer, 100 B: ours", 5.0, "records/s", 1.0, True),
@@ -183,10 +182,12 @@ def test_what_is_drawn_is_what_several_sides_have() -> None:
     (curve,) = plots.curves(rows)
     assert (curve["title"], curve["unit"]) == ("writer, 100 B", "ms")
     points = curve["sides"]["ours"]
-    assert points == list(zip(SHARES[:101], range(101), strict=True))  # One of several slowest.
+    assert points == list(
+        zip(SHARES[:101], range(101), strict=True)
+    )  # The curve ends at the first of the slowest.
 
 
-def test_a_bench_that_runs_in_parts_is_drawn_as_a_whole(
+def test_plot_merges_figures_of_earlier_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn = []
@@ -199,7 +200,7 @@ def test_a_bench_that_runs_in_parts_is_drawn_as_a_whole(
     assert [panel["sides"] for panel in drawn[-1]["bars"]] == [{"ours": 3.0, "Kafka": 2.0}]
 
 
-def test_figures_are_kept_where_nothing_can_draw_them(
+def test_figures_are_saved_if_they_cannot_be_drawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def nowhere(*_: str) -> None:

@@ -1,4 +1,4 @@
-"""The benchmark of memory measures what it says: at a size that shows nothing but that."""
+"""The benchmark of memory runs and produces its figures, at a minimal size."""
 
 from math import isfinite
 

@@ -1,4 +1,4 @@
-"""What `--only` takes."""
+"""The values of `--only`."""
 
 import pytest
 
@@ -7,13 +7,13 @@ from tests.bench import parts_of
 PARTS = {"kinds": 1, "HTTP, noise": 2}
 
 
-def test_parts_that_are_named_are_taken_else_all() -> None:
+def test_named_parts_are_selected_or_all_by_default() -> None:
     assert parts_of(PARTS, ["HTTP, noise"]) == ["HTTP, noise"]
     assert list(parts_of(PARTS, None)) == list(PARTS)
 
 
-def test_whoever_names_none_is_told_all_names_as_they_are_typed() -> None:
-    """They stood behind each other with commas between, and have commas."""
+def test_unknown_part_error_lists_all_names_one_per_line() -> None:
+    """Names contain commas, so they are not listed in one line separated by commas."""
     with pytest.raises(SystemExit) as stop:
         parts_of(PARTS, ["noise", "HTTP, noise"])
     first, *names = str(stop.value.code).splitlines()

@@ -1,4 +1,4 @@
-"""CPU of a step is counted once: with the step, not with the one that it is made in."""
+"""The CPU time of a nested step is counted for the inner step only."""
 
 import threading
 import time
@@ -23,14 +23,14 @@ class _Work:
 
 @pytest.fixture(autouse=True)
 def _no_steps_yet() -> Iterator[None]:
-    """And none for the next user."""
+    """Clears the counters after each test."""
     yield
     timed._spent_s.clear()
     timed._within_s[:] = [0.0]
 
 
 @pytest.mark.parametrize("watch", [timed._watch, timed._watch_anywhere])
-def test_a_step_within_another_is_counted_once(watch: object) -> None:
+def test_nested_step_is_counted_once(watch: object) -> None:
     class Work(_Work):
         pass
 
@@ -42,7 +42,7 @@ def test_a_step_within_another_is_counted_once(watch: object) -> None:
     assert timed._spent_s["outer"] < SPUN_S
 
 
-def test_another_thread_s_steps_are_none_of_the_loop_s() -> None:
+def test_steps_of_another_thread_are_not_subtracted_from_the_loop() -> None:
     class Work(_Work):
         def outer(self) -> None:
             self.inner()

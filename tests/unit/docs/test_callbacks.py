@@ -1,4 +1,4 @@
-"""How a receiver verifies a signature, as `docs/operations.md` has it."""
+"""The code in `docs/operations.md` with which receivers verify signatures."""
 
 import json
 import re
@@ -18,7 +18,7 @@ CALLBACK = RegisteredCallback("5f" * 16, "https://hooks.example.com/", "5ec3e7" 
 EVENT = Event("lifecycle/bk-1@1f.0", EventKind.LIFECYCLE, 1, "lifecycle/bk-1", ("bk-1",))
 
 
-def test_python_and_openssl_verify_it(tmp_path: Path) -> None:
+def test_documented_python_and_openssl_code_verifies_signatures(tmp_path: Path) -> None:
     """CL4."""
     body, now_ms = body_of(EVENT), time.time_ns() // 1_000_000
     headers = CALLBACK.headers(EVENT, body, now_ms)

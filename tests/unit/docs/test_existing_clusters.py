@@ -1,4 +1,4 @@
-"""What the page for users of existing clusters tells them to type works as written."""
+"""The commands on the page for users of existing clusters work as written."""
 
 import dataclasses
 import re
@@ -34,7 +34,7 @@ def test_the_programs_run_as_written(program: str, url: str, tmp_path: Path) -> 
     assert "it ends at entry" not in program or shown == "it ends at entry 0\n"
 
 
-def test_every_setting_that_it_names_is_one() -> None:
+def test_settings_named_on_the_page_exist() -> None:
     table = PAGE.read_text().partition("## Settings")[2]
     named = set(re.findall(r"`([a-z_]+)`", re.sub(r"\|[^|]*\|\n", "|\n", table)))
     fields = {field.name for field in dataclasses.fields(ClientConfig)}

@@ -1,4 +1,4 @@
-"""The guides work as written, on one cluster; and what pages say of tests and pages is so."""
+"""The guides work as written, on one cluster, and links of pages to pages and tests are valid."""
 
 import ast
 import importlib
@@ -36,11 +36,11 @@ def dev(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDev]:
 
 
 def run(page: str, dev: RunningDev, folder: Path) -> list[str]:
-    """Block by block: each has its time."""
+    """Runs block by block, because each block has its own time-out."""
     (rest,) = re.findall(r"^rest +http://(\S+)/v1$", dev.said, re.MULTILINE)
     (dashboard,) = re.findall(r"^dashboard +http://(\S+)$", dev.said, re.MULTILINE)
     environment = {**os.environ, "XDG_CONFIG_HOME": str(folder)}
-    if page != "operations.md":  # That one names a context.
+    if page != "operations.md":  # operations.md uses a context instead.
         environment["ROLLBOOK_SERVER"] = f"log://{dev.address}"
     told: list[str] = []
     for block in pages.blocks(DOCS / page, "sh"):
@@ -59,7 +59,7 @@ def test_commands_of_a_guide_print_what_it_shows(
 
 
 @pytest.mark.timeout(600)
-def test_truncation_works_as_written(dev: RunningDev, tmp_path: Path) -> None:
+def test_commands_of_the_truncation_page_work_as_written(dev: RunningDev, tmp_path: Path) -> None:
     told = run("truncation.md", dev, tmp_path)
     held = told.index("held back: 4")
     assert told[held - 1] == "500"
@@ -68,7 +68,7 @@ def test_truncation_works_as_written(dev: RunningDev, tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_operations_work_as_written(dev: RunningDev, tmp_path: Path) -> None:
+def test_commands_of_the_operations_page_work_as_written(dev: RunningDev, tmp_path: Path) -> None:
     told = run("operations.md", dev, tmp_path)
     acts = [line.split()[:2] for line in told if line.startswith(("+ ", "~ ", "= "))]
     assert acts == [["+", "shop/orders"], ["+", "shop/carts"]] * 2
@@ -79,7 +79,7 @@ def test_operations_work_as_written(dev: RunningDev, tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_commands_for_users_of_other_systems_work(dev: RunningDev, tmp_path: Path) -> None:
+def test_commands_of_the_coming_from_page_work_as_written(dev: RunningDev, tmp_path: Path) -> None:
     told = run("coming-from.md", dev, tmp_path)
     assert [line for line in told if line.startswith(("0 ", "1 ", "2 "))] == [
         "0 17 paid",
@@ -90,7 +90,7 @@ def test_commands_for_users_of_other_systems_work(dev: RunningDev, tmp_path: Pat
     assert told[-len(ended) :] == ended
 
 
-def test_the_first_day_in_python_works_as_written(dev: RunningDev, tmp_path: Path) -> None:
+def test_first_day_example_prints_the_expected_lines(dev: RunningDev, tmp_path: Path) -> None:
     command = [
         sys.executable,
         str(REPOSITORY / "examples" / "first_day.py"),
@@ -117,8 +117,8 @@ def site_pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_links_of_the_site_lead_somewhere(site_pages: Path) -> None:
-    """On the site, where nothing is above its pages; parts of pages included."""
+def test_links_of_the_site_have_targets(site_pages: Path) -> None:
+    """Checks pages and anchors. Links may not leave the folder of the site."""
     found = list(dead_links(site_pages))
     assert not found
 
@@ -139,7 +139,10 @@ def dead_links(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def parts(page: Path) -> set[str]:
-    """As the site names its headings, where `make site` judges links once more: Python-Markdown's `toc` decides."""
+    """The anchors of a page's headings, computed like Python-Markdown's `toc`.
+
+    `make site` checks the links again.
+    """
     found: set[str] = set()
     for heading in _HEADING.findall(pages.prose(page)):
         text = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading)
@@ -153,8 +156,8 @@ def parts(page: Path) -> set[str]:
     return found
 
 
-def test_parts_are_named_as_on_the_site(tmp_path: Path) -> None:
-    """What Python-Markdown 3.11 made of these."""
+def test_anchors_are_those_that_python_markdown_makes(tmp_path: Path) -> None:
+    """The expected anchors were made by Python-Markdown 3.11."""
     made = {
         "How fast, here": "how-fast-here",
         "Größe — in `MiB`": "groe-in-mib",
@@ -169,8 +172,8 @@ def test_parts_are_named_as_on_the_site(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda page: page.name)
-def test_links_of_the_repository_lead_somewhere(page: Path, site_pages: Path) -> None:
-    """There, too, but for what is made."""
+def test_links_and_test_paths_of_pages_exist(page: Path, site_pages: Path) -> None:
+    """Links must exist in the repository, too, except for generated pages."""
     text = page.read_text()
     for name, _ in _LINK.findall(pages.prose(page)):
         is_made = name in GENERATED and (site_pages / name).exists()
@@ -179,12 +182,12 @@ def test_links_of_the_repository_lead_somewhere(page: Path, site_pages: Path) ->
         assert (REPOSITORY / test).exists(), test
 
 
-def test_the_site_has_every_page(site_pages: Path) -> None:
+def test_navigation_of_the_site_lists_every_page(site_pages: Path) -> None:
     named = set(re.findall(r"[\w/-]+\.md", (REPOSITORY / "mkdocs.yml").read_text()))
     assert named == {str(page.relative_to(site_pages)) for page in site_pages.rglob("*.md")}
 
 
-def test_references_have_all_there_is(site_pages: Path) -> None:
+def test_references_list_all_routes_rpcs_and_main_commands(site_pages: Path) -> None:
     told = {name: (site_pages / name).read_text() for name in GENERATED}
     for document in (site.openapi(), site.openapi_of_management()):
         for path, by_method in document["paths"].items():
@@ -196,24 +199,24 @@ def test_references_have_all_there_is(site_pages: Path) -> None:
         assert f"rpc {method.request.__name__}(" in told["reference-grpc.md"]
 
 
-def test_the_reference_names_what_exists() -> None:
-    """So that it is found here, and not when the site is built."""
+def test_names_in_the_reference_exist_and_have_docstrings() -> None:
+    """Finds wrong names before the site is built."""
     for name in re.findall(r"^::: ([\w.]+)$", (DOCS / "reference.md").read_text(), re.MULTILINE):
         module, _, last = name.rpartition(".")
-        found = getattr(importlib.import_module(module), last, None)  # A class, a function,
-        found = found or importlib.import_module(name)  # or a module.
+        found = getattr(importlib.import_module(module), last, None)  # A class or a function.
+        found = found or importlib.import_module(name)  # Otherwise a module.
         assert found.__doc__, name
 
 
-def test_the_reference_has_whatever_a_client_has() -> None:
+def test_reference_covers_all_names_of_rollbook_aio() -> None:
     told = re.findall(r"^::: ([\w.]+)$", (DOCS / "reference.md").read_text(), re.MULTILINE)
     for name in aio.__all__:
         module = getattr(aio, name).__module__
         assert module in told or f"{module}.{name}" in told, name
 
 
-def test_the_reference_says_what_each_setting_of_a_log_is() -> None:
-    """It named them alone: what stands behind a field as a comment is not in it."""
+def test_each_setting_of_a_log_has_a_docstring_for_the_reference() -> None:
+    """The reference shows docstrings below fields, but not trailing comments."""
     tree = ast.parse(Path(log_config.__file__).read_text())
     (body,) = (
         node.body

@@ -1,4 +1,4 @@
-"""The page about HTTP works as written, and says what it shows."""
+"""The commands on the page about HTTP work as written and print what the page shows."""
 
 import re
 from pathlib import Path
@@ -14,7 +14,7 @@ PAGE: Final = REPOSITORY / "docs" / "http.md"
 _PLACE: Final = "http://127.0.0.1:7480/v1"
 
 
-def test_its_commands_work_as_written(tmp_path: Path) -> None:
+def test_commands_of_the_http_page_print_what_it_shows(tmp_path: Path) -> None:
     if not curl.is_there():
         pytest.skip(curl.missing())
     with running_dev(tmp_path / "data", bookies=1) as dev:

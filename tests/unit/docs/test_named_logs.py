@@ -1,4 +1,4 @@
-"""The README's first screens work as written, and say what it shows."""
+"""The README's first examples work as written and print what it shows."""
 
 import os
 import re
@@ -17,7 +17,7 @@ PROGRAMS = pages.blocks(README, "python")
 
 
 def without_what_differs(text: str) -> str:
-    """Times, ports, directories, which life of a server it was."""
+    """Replaces times, ports, directories and server incarnations."""
     text = re.sub(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", "TIME", text)
     text = re.sub(r"in \d+ s\b", "in N s", text)
     text = re.sub(r"sqlite://\S+", "sqlite://FILE", text)

@@ -1,7 +1,7 @@
-"""What `docs/operations.md` says about removing, reinstalling and moving a bookie, and about a bad disk, works as written.
+"""The procedures in `docs/operations.md` for removing, reinstalling and moving a bookie and for a bad disk.
 
-The machine's part is played here: `systemctl` starts and stops a real bookie, and `rsync` copies to another folder, which
-is the new machine. Each `rollbook` line is given to the command as it stands, in this process.
+The test emulates the machine: `systemctl` starts and stops a real bookie, and `rsync` copies to
+another folder, which stands for the new machine. `rollbook` lines run unchanged, in this process.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ journal_file_bytes = 4194304
 
 
 def _procedures() -> dict[str, list[str]]:
-    """Blocks by heading; the first one, without a heading, is for all of them."""
+    """Blocks by heading; the first block, without a heading, applies to all procedures."""
     section = PAGE.read_text().partition("\n## Remove, reinstall or move")[2].partition("\n## ")[0]
     return {
         part.partition("\n")[0]: re.findall(r"(?ms)^```bash\n(.*?)^```", part)
@@ -56,7 +56,7 @@ PROCEDURES: Final = _procedures()
 
 
 class Machine:
-    """The one that the bookie of the procedures runs on."""
+    """The machine on which the bookie of the procedures runs."""
 
     def __init__(self, children: Family, folder: Path, url: str) -> None:
         self.url = url
@@ -68,7 +68,7 @@ class Machine:
         self._start()
 
     def write_ledgers(self) -> None:
-        """Until the bookie has copies of some. Every second one has no writer any more, and is open."""
+        """Writes ledgers until the bookie has copies. Every second ledger is open without a writer."""
         while not asyncio.run(write_ledgers(self.url, 4)):
             pass
 
@@ -112,7 +112,7 @@ class Machine:
 
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
-    """Three other bookies and a recovery server are elsewhere."""
+    """A machine in a cluster with three other bookies and a recovery server."""
     folder = tmp_path_factory.mktemp("procedures")
     with processes.family() as children:
         cluster = ProcessCluster(children, folder, ("bk-1", "bk-2", "bk-3"))
@@ -126,7 +126,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
         yield Machine(children, folder, cluster.url)
 
 
-def test_every_procedure_of_the_page_is_run() -> None:
+def test_tests_cover_every_procedure_of_the_page() -> None:
     assert list(PROCEDURES)[1:] == [
         "Scale down",
         "Reinstall a bookie",
@@ -138,7 +138,7 @@ def test_every_procedure_of_the_page_is_run() -> None:
 
 
 @pytest.mark.timeout(180)
-def test_a_bookie_is_removed_and_comes_back(machine: Machine) -> None:
+def test_bookie_can_be_removed_and_added_again_as_written(machine: Machine) -> None:
     """BL1, BL16, BL25, BL26."""
     machine.write_ledgers()
     removed, back = PROCEDURES["Scale down"]
@@ -148,7 +148,7 @@ def test_a_bookie_is_removed_and_comes_back(machine: Machine) -> None:
 
 
 @pytest.mark.timeout(180)
-def test_a_bookie_is_reinstalled(machine: Machine) -> None:
+def test_bookie_can_be_reinstalled_as_written(machine: Machine) -> None:
     machine.write_ledgers()
     machine.bookie.kill()
     for each in machine.data.glob("*/"):
@@ -158,7 +158,7 @@ def test_a_bookie_is_reinstalled(machine: Machine) -> None:
 
 
 @pytest.mark.timeout(180)
-def test_a_bookie_moves(machine: Machine) -> None:
+def test_bookie_can_be_moved_to_another_machine_as_written(machine: Machine) -> None:
     machine.write_ledgers()
     old = machine.config
     for block in PROCEDURES["Move a bookie to another machine"]:
@@ -169,7 +169,7 @@ def test_a_bookie_moves(machine: Machine) -> None:
 
 
 @pytest.mark.timeout(180)
-def test_a_disk_is_replaced(machine: Machine) -> None:
+def test_bad_disk_can_be_replaced_as_written(machine: Machine) -> None:
     machine.write_ledgers()
     machine.bookie.kill()
     shutil.rmtree(machine.data / "disk2")

@@ -1,6 +1,6 @@
-"""The script of `docs/operations.md` that scales a cluster down over HTTP works as written, while a log is written.
+"""The script in `docs/operations.md` that scales a cluster down over HTTP works while a log is written.
 
-`ssh` is played here: it stops the process of that bookie.
+The test replaces `ssh` by a script that stops the process of the bookie.
 """
 
 import asyncio
@@ -23,10 +23,10 @@ from tests.support.processes import REPOSITORY, Child
 
 _USUAL: Final = "http://127.0.0.1:7500/api/v1"
 _NAMES: Final = ("bk-1", "bk-2", "bk-3", "bk-4", "bk-5")
-_PAUSE_S: Final = 0.02  # Of the writer: the others need the processors, too.
+_PAUSE_S: Final = 0.02  # The writer's pause, which leaves CPU time for the other processes.
 _QUICK: Final = {
     "ROLLBOOK_WORKER_GRACE_S": "0",
-    "ROLLBOOK_WORKER_RETRY_PAUSE_S": "0.01",  # Of eight attempts: they take a second, and not ten minutes.
+    "ROLLBOOK_WORKER_RETRY_PAUSE_S": "0.01",  # Shortens eight attempts from ten minutes to a second.
     "ROLLBOOK_WORKER_LOOK_AGAIN_S": "0.5",
     "ROLLBOOK_STEWARD_LOOK_AGAIN_S": "0.2",
 }
@@ -89,7 +89,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster
 
 
 def append_until(over: Event, log: rollbook.Log) -> int:
-    """How many are acknowledged, one after the other."""
+    """Appends one record after the other, and returns how many were acknowledged."""
     count = 0
     while not over.wait(_PAUSE_S):
         log.append(b"%d" % count)

@@ -1,4 +1,4 @@
-"""The page about security works as written, with one server behind TLS and an access file."""
+"""The page about security works as written, with a server that has TLS and an access file."""
 
 import os
 import re
@@ -14,7 +14,7 @@ _SERVER: Final = re.compile(r"^    rollbook (server all (?:.*\\\n)*.*)$", re.MUL
 _PATIENCE_S: Final = 60.0
 
 
-def test_its_commands_work_as_written(tmp_path: Path) -> None:
+def test_commands_of_the_security_page_work_as_written(tmp_path: Path) -> None:
     before, _, after = PAGE.read_text().partition("## A server\n")
     prepare, use = (
         "\n".join(re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL))

@@ -1,4 +1,4 @@
-"""What `docs/operations.md` says about the settings of bookies and recovery servers is what they have."""
+"""The settings of bookies and recovery servers in `docs/operations.md` match the code."""
 
 import dataclasses
 import re
@@ -29,7 +29,7 @@ TABLES: Final = dict(_SECTION.findall(PAGE.read_text()))
 
 
 def _value(text: str) -> object:
-    if text == "none":  # It has to be given.
+    if text == "none":  # A required setting.
         return dataclasses.MISSING
     number, _, unit = text.partition(" ")
     return float(number.replace(",", "")) * _UNITS.get(unit, 1)

@@ -1,4 +1,4 @@
-"""What the page on state machines shows works as written; each of it is short. So does the example."""
+"""The programs on the page about state machines are short and work as written, like the example."""
 
 import json
 from pathlib import Path
@@ -32,7 +32,7 @@ def test_the_programs_run_as_written(tmp_path: Path) -> None:
         the_example_works(f"log://{dev.address}")
 
 
-def test_a_state_is_written_in_forty_lines() -> None:
+def test_example_state_machine_has_at_most_forty_lines() -> None:
     assert len(EXAMPLE.read_text().splitlines()) <= _LINES_MAX
 
 

@@ -1,4 +1,4 @@
-"""Which Chromium there is, of what is called so."""
+"""The search for a Chromium that works."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ def put(folder: Path, name: str, text: str) -> str:
 
 
 @pytest.mark.parametrize("text", [REFUSES, NO_PROGRAM])
-def test_a_browser_is_one_that_runs(
+def test_only_a_browser_that_runs_is_found(
     text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -30,7 +30,7 @@ def test_a_browser_is_one_that_runs(
     assert browser.path() == other
 
 
-def test_what_says_nothing_of_itself_is_not_waited_for(
+def test_hanging_browser_is_ignored_after_a_time_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))

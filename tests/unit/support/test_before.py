@@ -1,4 +1,4 @@
-"""A test shows a defect on an older commit if it fails there by itself, and not for want of what it needs."""
+"""A failed test shows a defect on an older commit unless a helper or fixture failed."""
 
 import pytest
 
@@ -27,7 +27,7 @@ CASE = '<testsuite><testcase classname="tests.regressions.test_a" name="test_x[1
         ),
     ],
 )
-def test_failure_outside_a_test_shows_no_defect(inside: str, verdict: BaseVerdict) -> None:
+def test_verdict_depends_on_where_a_test_failed(inside: str, verdict: BaseVerdict) -> None:
     nodeid = "tests/regressions/test_a.py::test_x[1]"
     assert verdicts(CASE.format(inside)) == {case_of(nodeid): verdict}
 

@@ -1,4 +1,4 @@
-"""What `.githooks/commit-msg` lets through."""
+"""The messages that `.githooks/commit-msg` accepts."""
 
 import subprocess
 from pathlib import Path
@@ -65,7 +65,7 @@ def test_bad_subjects_are_refused_with_an_example(tmp_path: Path, message: str, 
         "\n# ------------------------ >8 ------------------------\ndiff --git a/x b/x\n",
     ],
 )
-def test_a_change_of_the_product_without_a_reason_is_refused(tmp_path: Path, body: str) -> None:
+def test_product_change_without_body_is_refused(tmp_path: Path, body: str) -> None:
     done = hook(tmp_path, f"{SUBJECT}\n{body}")
     assert done.returncode == 1
     assert "the body that says why is missing" in done.stderr
@@ -85,7 +85,7 @@ def test_docs_and_tests_need_no_body(tmp_path: Path, area: str) -> None:
         ("https://example.org/" + "x" * 100, 0),
     ],
 )
-def test_lines_of_the_body_have_100_characters_unless_they_are_links(
+def test_body_lines_over_100_characters_are_refused_except_links(
     tmp_path: Path, line: str, code: int
 ) -> None:
     done = hook(tmp_path, f"{SUBJECT}\n\n{line}\n")
@@ -93,7 +93,7 @@ def test_lines_of_the_body_have_100_characters_unless_they_are_links(
     assert ("more than 100 characters" in done.stderr) == (code == 1)
 
 
-def test_the_diff_below_a_verbose_message_is_not_judged(tmp_path: Path) -> None:
+def test_diff_below_a_verbose_message_is_ignored(tmp_path: Path) -> None:
     diff = "# ------------------------ >8 ------------------------\n+" + "long " * 40
     assert hook(tmp_path, f"{SUBJECT}\n\nWhy.\n{diff}\n").returncode == 0
 
@@ -109,13 +109,13 @@ def test_the_diff_below_a_verbose_message_is_not_judged(tmp_path: Path) -> None:
         "Found by seed 48113.\n\nSeed: not kept",
     ],
 )
-def test_a_bug_that_the_simulator_found_needs_its_seed(tmp_path: Path, body: str) -> None:
+def test_bug_found_by_the_simulator_needs_its_seed(tmp_path: Path, body: str) -> None:
     done = hook(tmp_path, f"{SUBJECT}\n\n{body}\n")
     assert done.returncode == 1
     assert "try: Seed: 48113 cluster" in done.stderr
     assert hook(tmp_path, f"{SUBJECT}\n\n{body}\n\nSeed: 48113 cluster\n").returncode == 0
 
 
-def test_other_talk_of_seeds_needs_none(tmp_path: Path) -> None:
+def test_other_mentions_of_seeds_need_no_seed_line(tmp_path: Path) -> None:
     body = "Two servers seed the list. 40 fresh seeds found nothing. Found by a reader of the page."
     assert hook(tmp_path, f"{SUBJECT}\n\n{body}\n").returncode == 0

@@ -1,4 +1,4 @@
-"""The proxy's promises: which side of a request a connection broke on must be certain."""
+"""The proxy breaks a connection reliably before a request arrives or after it was served."""
 
 import asyncio
 import struct
@@ -14,7 +14,7 @@ HEARTBEAT = 0
 
 
 class Server(asyncio.Protocol):
-    """Answers each number with itself, and remembers it."""
+    """Echoes each number and remembers it."""
 
     def __init__(self, heard: list[int], connections: set["Server"]) -> None:
         self._heard = heard
@@ -49,7 +49,7 @@ class Client(asyncio.Protocol):
         self._heard.put_nowait(None)
 
     async def ask(self, number: int) -> int | None:
-        """None: the connection broke."""
+        """Returns None if the connection broke."""
         self.say(number)
         return await self.hear()
 
@@ -62,19 +62,19 @@ class Client(asyncio.Protocol):
 
 
 def _unpack(data: bytes) -> list[int]:
-    """Frames are sent whole, and so short that they arrive whole."""
+    """Unpacks frames, which are so short that they arrive whole."""
     frames = list(struct.iter_unpack("!ii", data))
     assert all(length == 4 for length, _ in frames)
     return [number for _, number in frames]
 
 
 def _number(frame: bytes) -> int | None:
-    return int.from_bytes(frame) or None  # The heartbeat is no request.
+    return int.from_bytes(frame) or None  # The heartbeat is not a request.
 
 
 @pytest.fixture
 def heard() -> list[int]:
-    """By the server."""
+    """The numbers that the server received."""
     return []
 
 
@@ -94,7 +94,7 @@ async def proxy(
         yield proxy
     listening.close()
     async with asyncio.timeout(DEADLINE_S):
-        while connections:  # What the proxy has left.
+        while connections:  # Connections that the proxy still closes.
             await asyncio.sleep(0.001)
 
 
@@ -120,7 +120,7 @@ async def connect() -> AsyncIterator[Connect]:
         client.transport.abort()
 
 
-async def test_it_passes_on_what_it_is_told_nothing_about(
+async def test_proxy_forwards_requests_and_replies_by_default(
     proxy: CuttingProxy, connect: Connect, heard: list[int]
 ) -> None:
     client = await connect(proxy)
@@ -128,7 +128,7 @@ async def test_it_passes_on_what_it_is_told_nothing_about(
     assert heard == [1, HEARTBEAT, 2]
 
 
-async def test_a_lost_reply_was_served(
+async def test_request_with_lost_reply_reached_the_server_once(
     proxy: CuttingProxy, connect: Connect, heard: list[int]
 ) -> None:
     client = await connect(proxy)
@@ -137,10 +137,10 @@ async def test_a_lost_reply_was_served(
     assert await client.ask(1) is None
     assert heard == [HEARTBEAT, 1]
     again = await connect(proxy)
-    assert await again.ask(2) == 2  # It strikes once.
+    assert await again.ask(2) == 2  # Only one reply is lost.
 
 
-async def test_a_lost_request_was_never_heard(
+async def test_lost_request_does_not_reach_the_server(
     proxy: CuttingProxy, connect: Connect, heard: list[int]
 ) -> None:
     client = await connect(proxy)
@@ -152,14 +152,14 @@ async def test_a_lost_request_was_never_heard(
     assert heard == [HEARTBEAT, 2]
 
 
-async def test_forgiven_losses_do_not_strike(proxy: CuttingProxy, connect: Connect) -> None:
+async def test_forgive_cancels_a_planned_loss(proxy: CuttingProxy, connect: Connect) -> None:
     client = await connect(proxy)
     proxy.lose_request()
     proxy.forgive()
     assert await client.ask(1) == 1
 
 
-async def test_a_cut_breaks_every_connection(proxy: CuttingProxy, connect: Connect) -> None:
+async def test_cut_breaks_every_connection(proxy: CuttingProxy, connect: Connect) -> None:
     one, other = await connect(proxy), await connect(proxy)
     assert await one.ask(1) == 1
     assert await other.ask(2) == 2
@@ -170,7 +170,7 @@ async def test_a_cut_breaks_every_connection(proxy: CuttingProxy, connect: Conne
     assert await again.ask(3) == 3
 
 
-async def test_nobody_is_let_in_until_it_accepts(
+async def test_refuse_rejects_connections_until_accept(
     proxy: CuttingProxy, connect: Connect, heard: list[int]
 ) -> None:
     proxy.refuse()
@@ -180,7 +180,7 @@ async def test_nobody_is_let_in_until_it_accepts(
     assert await (await connect(proxy)).ask(2) == 2
 
 
-async def test_what_is_held_arrives_in_the_end(
+async def test_held_and_paused_data_arrives_after_resume(
     proxy: CuttingProxy, connect: Connect, heard: list[int]
 ) -> None:
     client = await connect(proxy)
@@ -199,13 +199,13 @@ async def test_what_is_held_arrives_in_the_end(
     assert [await client.hear(), await client.hear()] == [2, 3]
 
 
-async def test_a_server_that_is_gone(connect: Connect) -> None:
+async def test_connection_to_an_absent_server_is_closed(connect: Connect) -> None:
     with CuttingProxy("127.0.0.1:1", ZOOKEEPER) as to_nobody:
         assert await (await connect(to_nobody)).ask(1) is None
 
 
-def test_what_counts_as_a_request_to_zookeeper() -> None:
-    """Frames begin with a number of their own and the kind of request."""
+def test_only_data_requests_to_zookeeper_have_a_request_id() -> None:
+    """A frame begins with its request number and its kind."""
     frames = {
         "hello": (0, 0),
         "ping": (-2, 11),

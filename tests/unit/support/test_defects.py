@@ -1,4 +1,4 @@
-"""The register says of each defect whether it is gone, back, or was not looked for."""
+"""The register reports each defect as gone, back or skipped."""
 
 from types import SimpleNamespace
 

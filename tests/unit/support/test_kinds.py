@@ -1,4 +1,4 @@
-"""Kinds of test on a machine that lacks something."""
+"""Kinds of tests on a machine that lacks a program or a package."""
 
 import subprocess
 import sys
@@ -33,8 +33,7 @@ def test_tests_that_need_curl_are_skipped_without_it_or_fail_if_required(
         assert f"skipped: {reason}\n" in done.stdout
 
 
-def test_without_its_packages_it_says_in_a_line_what_to_type() -> None:
-    """It was a traceback."""
+def test_missing_packages_are_reported_in_one_line_with_a_remedy() -> None:
     without = [sys.executable, "-S", "-m", "tests", "check"]
     done = subprocess.run(
         without, cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False
@@ -45,8 +44,8 @@ def test_without_its_packages_it_says_in_a_line_what_to_type() -> None:
     assert "make .venv/.test" in line
 
 
-def test_what_is_missing_of_the_tests_themselves_is_a_traceback() -> None:
-    """Nothing that can be installed brings it."""
+def test_missing_module_of_the_tests_is_a_traceback() -> None:
+    """Installing packages would not help."""
     without = "import runpy, sys; sys.modules['tests.tally'] = None; runpy.run_module('tests')"
     done = subprocess.run(
         [sys.executable, "-c", without],

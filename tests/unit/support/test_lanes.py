@@ -1,4 +1,4 @@
-"""Kinds of test beside each other, and which failed tests of such a run get a second try."""
+"""Kinds of tests in parallel lanes, and which failed tests of such a run are retried."""
 
 import os
 import tempfile
@@ -21,14 +21,14 @@ tests: 9 passed, 2 failed, 1 skipped
 """
 
 
-def test_few_tests_are_tried_again() -> None:
+def test_few_failed_tests_are_retried() -> None:
     assert lanes.to_try_again({"crash": ONE, "unit": TWO}) == {
         "crash": ["tests/crash/test_a.py::test_one[a b-1]"],
         "unit": ["tests/unit/test_b.py::test_two", "tests/unit/test_b.py::test_three"],
     }
 
 
-def test_many_tests_are_not() -> None:
+def test_many_failed_tests_are_not_retried() -> None:
     assert lanes.to_try_again({"crash": ONE, "doors": ONE, "unit": TWO}) == {}
 
 
@@ -36,21 +36,19 @@ def test_many_tests_are_not() -> None:
     "said",
     [
         "seed 17 of logs: LS3 broken\nseeds: 170 passed, 1 failed\n",
-        ONE.replace(
-            "194 passed, 1 failed\n", "194 passed, 2 failed\n"
-        ),  # A crash failed beside it.
+        ONE.replace("194 passed, 1 failed\n", "194 passed, 2 failed\n"),  # A crash failed, too.
         "Traceback (most recent call last):\nKeyError: 'x'\n",
         "",
     ],
 )
-def test_what_is_no_test_fails_at_once_and_with_it_all(said: str) -> None:
+def test_failure_that_is_not_a_test_prevents_all_retries(said: str) -> None:
     assert lanes.to_try_again({"unit": TWO, "other": said}) == {}
 
 
-def test_a_second_try_counts_and_is_told(
+def test_retry_decides_the_result_and_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of two tests that fail at first, the one that goes on failing fails its kind."""
+    """A test that passes alone counts as passed; one that fails again fails its kind."""
     monkeypatch.setattr(lanes, "_python", lambda command: ["sh", "-c", *command])
     test, said = "tests/unit/test_c.py::test_it", "tests: 3 passed, 1 failed"
     fails = f"echo 'FAILED {test}'; echo '{said}'; exit 1"
@@ -65,10 +63,10 @@ def test_a_second_try_counts_and_is_told(
     assert (tally.passed, tally.failed) == (0, 1)
 
 
-def test_each_command_of_lanes_and_what_they_share_runs_once(
+def test_own_and_shared_commands_of_lanes_run_once(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A failure is told in full, and fails the whole. What is compiled is kept for all of them, and only so long."""
+    """A failure is printed in full and fails the run. All commands share a cache of bytecode, which is removed."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     code = "import sys; assert sys.pycache_prefix and not sys.dont_write_bytecode"
