@@ -1,7 +1,7 @@
-"""One door to every kind of test: `python -m tests KIND`.
+"""The command for every kind of test: `python -m tests KIND`.
 
-A kind exits 0 only when what it checks holds, and 2 when there is nothing that it can check here.
-Each ends in the line `WHAT: N passed, N failed`, except `bench`, which ends in its table.
+A kind exits with 0 only if all its checks pass, and with 2 if it cannot check anything here.
+Each prints `WHAT: N passed, N failed` as its last line, except `bench`, which ends with its table.
 """
 
 import argparse
@@ -14,7 +14,7 @@ try:
     from tests.tally import Tally
 except ModuleNotFoundError as error:
     if str(error.name).startswith("tests."):
-        raise  # Nothing to install: a mistake of ours.
+        raise  # A bug in the tests, not a missing package.
     sys.exit(
         f"{error.name} is not installed for {sys.executable}: "
         "`make .venv/.test` installs what tests need; then run .venv/bin/python -m tests …"
@@ -27,7 +27,7 @@ def main() -> int:
     arguments = _parser().parse_args()
     run: Callable[[argparse.Namespace], Tally | None] = arguments.run
     tally = run(arguments)
-    if tally is None:  # A kind that says the rest itself.
+    if tally is None:  # This kind prints its own summary.
         return 0
     for reason in tally.skipped:
         print(f"skipped: {reason}")

@@ -1,4 +1,4 @@
-"""Of every test."""
+"""Set-up for all tests."""
 
-# gRPC looks once, when it is loaded, at what the product sets for it; and most tests import gRPC first.
+# gRPC reads its settings when it is loaded, so the product must set them before tests import gRPC.
 import rollbook.api.grpc  # noqa: F401

@@ -1,7 +1,8 @@
-"""What somebody who knows Kafka, NATS or S2 tries on the first day, typed one after the other into one shell.
+"""Commands that users of Kafka, NATS or S2 try on their first day, run one after the other.
 
-Part of `python -m tests newcomer`. Each step says what is typed, how it ends and what is shown then: lines of standard
-output, or of standard error if the command fails. `~` begins a pattern that is found anywhere in it.
+Part of `python -m tests newcomer`. Each step has a command, its exit code and the lines that it
+must print to standard output, or to standard error if it fails. `~` begins a pattern that must
+occur there.
 """
 
 import os
@@ -17,7 +18,9 @@ from typing import Final
 from tests.support import commands
 
 _PATIENCE_S: Final = 60.0
-_NEEDS_SHELL: Final = re.compile(r"^(?!rollbook )|[|;&<>$(]|\.rbx")  # Or a folder of its own.
+_NEEDS_SHELL: Final = re.compile(
+    r"^(?!rollbook )|[|;&<>$(]|\.rbx"
+)  # These need a shell or their own folder.
 
 _STEPS: Final = r"""
 # Is it there, and what can it do?
@@ -218,7 +221,7 @@ $ rollbook context add here --server "$ROLLBOOK_SERVER" && rollbook context use 
 class FirstDayStep:
     command: str
     status: int
-    shown: str  # A pattern.
+    shown: str  # A pattern that the output must match.
 
 
 def steps(http: str) -> Iterator[FirstDayStep]:
@@ -234,7 +237,7 @@ def steps(http: str) -> Iterator[FirstDayStep]:
 
 
 def take(step: FirstDayStep, folder: Path, environment: Mapping[str, str]) -> None:
-    """Raises `AssertionError` if it ends in another way, or shows something else."""
+    """Runs a step. Raises `AssertionError` if its exit code or its output is wrong."""
     environment = {**environment, "NO_COLOR": "1"}
     if _NEEDS_SHELL.search(step.command):
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"

@@ -1,8 +1,8 @@
 """Writes the Python of every `*.proto` in `FOLDERS`, beside it: `python -m tests.generate [--check]`.
 
-The generator runs in an environment of its own, made by uv or, where there is none, by venv and
-pip: its pins (code of an old enough generation to load on every protobuf that we allow) must not
-enter ours. `--check` writes nothing and fails if the committed code is not what the schemas give.
+The generator runs in a separate environment, made by uv or else by venv and pip, because its pins
+must not enter ours: they are old enough that the code loads on every protobuf version that we
+allow. `--check` writes nothing and fails if the committed code differs from the generated code.
 """
 
 import argparse
@@ -20,26 +20,26 @@ PYTHON_OF_GENERATOR: Final = "3.11"
 
 REPOSITORY: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 FOLDERS: Final = ("proto/wire/schema", "proto/v1", "logservice/schema")
-ROOT: Final = "rollbook"  # As what they are imported; generated so.
+ROOT: Final = "rollbook"  # The package name of the generated imports.
 
 
 class CannotGenerate(Exception):
-    """Something is missing on this machine; the text says what, and what to do about it."""
+    """Something is missing on this machine; the message names it and the remedy."""
 
 
 def schemas() -> list[str]:
-    """Paths below the repository, and below the import root."""
+    """The schemas' paths below the import root."""
     return [name for name in _names() if name.endswith(".proto")]
 
 
 def generated_names() -> list[str]:
-    """What a run writes, and all it may write."""
+    """The files that a run writes; it may write no others."""
     stems = [name.removesuffix(".proto") for name in schemas()]
     return [f"{stem}_pb2{ending}" for stem in stems for ending in (".py", ".pyi")]
 
 
 def generate(into: str) -> None:
-    """Leaves `rollbook/…/*_pb2.py` and `.pyi` in the folder `into`."""
+    """Writes `rollbook/…/*_pb2.py` and `.pyi` to the folder `into`."""
     with tempfile.TemporaryDirectory(prefix="rollbook-generator-") as scratch:
         python = _generator_python(scratch)
         packages = sorted({folder.partition("/")[0] for folder in FOLDERS})
@@ -47,7 +47,7 @@ def generate(into: str) -> None:
         command += [f"-I{ROOT}/{package}={package}" for package in packages]
         command += [f"--python_out={into}", f"--mypy_out={into}"]
         command += [f"{ROOT}/{name}" for name in schemas()]
-        # protoc finds the stub writer on the PATH, beside the generator's python.
+        # protoc finds the stub writer on the PATH, next to the generator's python.
         done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise CannotGenerate(f"the generator failed:\n{done.stdout}{done.stderr}")
@@ -99,7 +99,7 @@ def _generator_python(scratch: str) -> list[str]:
 
 
 def stale() -> list[str]:
-    """The committed files that are not what the schemas give."""
+    """The committed files that differ from the generated ones."""
     with tempfile.TemporaryDirectory(prefix="rollbook-generated-") as fresh:
         generate(fresh)
         return [
@@ -110,7 +110,7 @@ def stale() -> list[str]:
 
 
 def _left_over() -> list[str]:
-    """Generated code whose schema is gone."""
+    """Generated files whose schema no longer exists."""
     known = generated_names()
     return [n for n in _names() if n.endswith(("_pb2.py", "_pb2.pyi")) and n not in known]
 

@@ -53,7 +53,7 @@ BENCHES: Final = {
     )
 }
 _SMOKE_SEEDS: Final = {"toy": 100, "bookie": 20, "ledger": 30, "logs": 10, "cluster": 10}
-CHECK_TAKES: Final = "4 minutes on two processors"  # Less than six of CPU time.
+CHECK_TAKES: Final = "4 minutes on two processors"  # It uses less than six minutes of CPU time.
 
 
 # --- Several kinds in one go --------------------------------------------------------------------
@@ -67,9 +67,9 @@ _STYLE: Final = {
 
 
 def check(_arguments: argparse.Namespace) -> Tally:
-    """What one runs before each commit: ends in minutes, and needs nothing that `make check` does not install.
+    """Runs before each commit: takes minutes and needs only what `make check` installs.
 
-    Two lanes that take about as long, for two processors.
+    Has two lanes of about the same length, for two processors.
     """
     conventions = {"conventions": ["tests", "unit", "--of=conventions"]}
     rules = {"rules": ["tests", "unit", "--of=rules"]}
@@ -81,13 +81,13 @@ def check(_arguments: argparse.Namespace) -> Tally:
 
 
 def everything(arguments: argparse.Namespace) -> Tally:
-    """Every kind that stands; `--thorough` is what must hold before a change lands."""
+    """Runs every kind; `--thorough` must pass before a change is merged."""
     first = f"--from={arguments.seed}"
     sizes = {
         "contract": ["--sequences=200" if arguments.thorough else "--sequences=100", first],
         "simulate": ["--seeds=600" if arguments.thorough else "--seeds=500", first],
         "determinism": ["--seeds=60", first],
-        # A sixth of them, which the commit decides; each of them on seeds that no other commit tries.
+        # The commit selects a sixth of the mutants and the seeds for them.
         "mutants": ["--one-in=6", first],
         "crash": [
             *(("--kills=20", "--cuts=8") if arguments.thorough else ("--kills=10", "--cuts=5")),
@@ -105,7 +105,7 @@ def everything(arguments: argparse.Namespace) -> Tally:
     if arguments.thorough:
         sizes |= {"interop": [], "chaos": ["--seconds=40", first]}
     kinds = {name: ["tests", name, *size] for name, size in sizes.items()}
-    # Bytes that lie next to each other are alike: each commit flips one half of them or the other.
+    # Adjacent bytes behave alike, so each commit flips only half of the bytes.
     kinds["images"] = ["tests", "crash", "--images=10000", "--flips=half", first]
     managed = "--cases=1500" if arguments.thorough else "--cases=150"
     kinds["management"] = ["tests", "rest", "--of=cluster", managed, first]
@@ -126,7 +126,7 @@ def everything(arguments: argparse.Namespace) -> Tally:
         kinds["losses"] = ["tests", "chaos", "--of=cluster", "--seconds=40", first]
     bookies = "--seeds=250" if arguments.thorough else "--seeds=60"
     kinds["bookies"] = ["tests", "simulate", "--world=bookie", bookies, first]
-    # More than are to count, 600 and 150: one in ten proves too little.
+    # More than the 600 and 150 seeds that must count, because one in ten proves too little.
     ledgers = "--seeds=700" if arguments.thorough else "--seeds=100"
     kinds["ledgers"] = ["tests", "simulate", "--world=ledger", ledgers, first]
     logs = "--seeds=180" if arguments.thorough else "--seeds=30"
@@ -144,8 +144,8 @@ def everything(arguments: argparse.Namespace) -> Tally:
     return lanes.run({}, waiting, patient, shared=first_of_all | kinds | last)
 
 
-# They wait for clocks more than they compute, so that two of them have room beside each other: the
-# first ones for sessions, faults, commands and Spark, the others for processes.
+# These kinds wait more than they compute, so that two of them can run in parallel. The first ones
+# wait for sessions, faults, commands and Spark, the others for processes.
 _WAITING: Final[tuple[str, ...]] = (
     "contract",
     "chaos",
@@ -165,9 +165,9 @@ _PATIENT: Final[tuple[str, ...]] = (
     "languages",
     "regressions",
 )
-# The others know no time but their own, or have patience: they take what is left of the processors.
-# Each lane that is through takes the next of them, so that all lanes end at about the same time: what
-# takes longest comes first, and what is short last.
+# These kinds use virtual time or have long time-outs: they use the CPU time that is left. Each lane
+# that has run its own kinds takes the next of these. The longest come first, so that all lanes end
+# at about the same time.
 _FIRST: Final = (
     "format",
     "lint",
@@ -187,9 +187,9 @@ _LAST: Final = ("fuzz", "rest", "management", "operations", "kills", "simulate",
 
 
 class _Counter:
-    """A pytest plugin that counts what pytest reports.
+    """A pytest plugin that counts the reported results.
 
-    And spares the garbage collector ten thousand tests that stay until the end.
+    It also excludes the collected tests from garbage collection, because they live until the end.
     """
 
     def __init__(self) -> None:
@@ -224,12 +224,18 @@ def _pytest(*arguments: str, plugins: Sequence[object] = ()) -> Tally:
     counter = _Counter()
     code = pytest.main(["-q", "--no-header", *arguments], plugins=[counter, *plugins])
     if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
-        counter.tally.failed += 1  # Interrupted, misused, or nothing collected.
+        counter.tally.failed += (
+            1  # pytest was interrupted, got wrong arguments, or collected no test.
+        )
     counter.tally.skipped = clean(counter.tally.skipped)
     return counter.tally
 
 
-_DOORS: Final = ("tests/unit/api", "tests/unit/bench", "tests/unit/docs")  # They start processes.
+_DOORS: Final = (
+    "tests/unit/api",
+    "tests/unit/bench",
+    "tests/unit/docs",
+)  # These tests start processes.
 
 
 def unit(arguments: argparse.Namespace) -> Tally:
@@ -245,20 +251,20 @@ def unit(arguments: argparse.Namespace) -> Tally:
 
 
 def _tests_of_rules() -> list[str]:
-    """Those of the pure cores, package by package, and of the words that all packages share."""
+    """Unit tests of the pure cores of all packages and of `proto`."""
     cores = (str(each) for each in sorted(Path("tests/unit").rglob("core")))
     return [*cores, "tests/unit/proto", "--ignore=tests/unit/proto/runtime"]
 
 
 def messages(arguments: argparse.Namespace) -> Tally:
-    """The words of each door against `tests/messages`; `--write` keeps the new ones and drops what no test has."""
-    if arguments.write:  # Before pytest loads `tests.messages`, which looks.
+    """Compares messages of all interfaces with `tests/messages`; `--write` updates them."""
+    if arguments.write:  # `tests.messages` reads this when pytest loads it.
         os.environ["ROLLBOOK_WRITE_MESSAGES"] = "all"
     return _pytest(*_tests_of_messages())
 
 
 def _tests_of_messages() -> list[str]:
-    """Tests that compare words; whole files where a helper does so for them."""
+    """Tests that compare messages; whole files if a helper compares them."""
     found = []
     for path in sorted(Path("tests/unit").rglob("test_*.py")):
         text = path.read_text()
@@ -284,7 +290,7 @@ def interop(arguments: argparse.Namespace) -> Tally:
     toolchain = importlib.import_module("tests.interop.toolchain")
     java = importlib.import_module("tests.support.java")
     try:
-        toolchain.PROJECT.ensure_built()  # Here, where no test's time runs.
+        toolchain.PROJECT.ensure_built()  # Built here, so that it does not count as a test's time.
     except java.NoJava as error:
         reason = missing_piece(java.PIECE, str(error), toolchain.PROJECT.how_to_enable)
         return Tally("tests", skipped=[reason])
@@ -310,7 +316,7 @@ def simulate(arguments: argparse.Namespace) -> Tally | None:
 
 
 def determinism(arguments: argparse.Namespace) -> Tally:
-    """One seed, one trace, in two processes whose hashes differ."""
+    """Checks that a seed gives the same trace in two processes with different hash seeds."""
     worlds = (arguments.world,) if arguments.world else tuple(_DETERMINISTIC)
     tally = Tally("seeds")
     for world in worlds:
@@ -336,7 +342,7 @@ def determinism(arguments: argparse.Namespace) -> Tally:
 
 
 _DETERMINISTIC: Final = {"toy": 1, "bookie": 6, "ledger": 6, "logs": 10, "cluster": 10}
-"""Worlds, and how many times fewer seeds of each are tried, for they take longer."""
+"""Divisors for the number of seeds by world, because some worlds take longer."""
 
 
 def mutants(arguments: argparse.Namespace) -> Tally:
@@ -362,7 +368,7 @@ def crash(arguments: argparse.Namespace) -> Tally:
 
 
 def _crash_images(arguments: argparse.Namespace) -> Tally:
-    """Power cuts of a bookie's storage, and flips of every byte of one at rest."""
+    """Simulates power cuts of a bookie's storage, and flips every byte of stored data."""
     module = importlib.import_module("tests.crash.images.run")
     tally = Tally("images+flips")
     _add(tally, module.crash(arguments.images, arguments.seed, _progress("images"), _say))
@@ -425,12 +431,12 @@ def _chaos_of_leaders(arguments: argparse.Namespace) -> Tally:
 
 
 def hostile(_arguments: argparse.Namespace) -> Tally:
-    """Connections that mean no good, against a real process."""
+    """Sends hostile input to a real process."""
     return _pytest("tests/hostile")
 
 
 def dashboard(arguments: argparse.Namespace) -> Tally:
-    """The dashboard in a browser, on real processes."""
+    """Tests the dashboard in a browser, with real processes."""
     browser = importlib.import_module("tests.rest.browser")
     if browser.path() is None:
         return Tally("tests", skipped=[browser.missing()])
@@ -440,10 +446,10 @@ def dashboard(arguments: argparse.Namespace) -> Tally:
 
 
 def regressions(arguments: argparse.Namespace) -> Tally:
-    """Each defect that users met, by name: gone, or back; or what it comes to on a commit before."""
+    """Reports each defect that users found as gone or back, or runs the tests on an older commit."""
     register = importlib.import_module("tests.regressions.defects").Register()
     if arguments.list or arguments.before:
-        with contextlib.redirect_stdout(io.StringIO()):  # Of the names of tests.
+        with contextlib.redirect_stdout(io.StringIO()):  # Hides the list of tests.
             which = ("--collect-only", *arguments.pytest_arguments)
             tally = _pytest("tests/regressions", *which, plugins=[register])
         if arguments.before:
@@ -461,7 +467,10 @@ def regressions(arguments: argparse.Namespace) -> Tally:
 
 
 def spark(arguments: argparse.Namespace) -> Tally:
-    """The data source for Spark, or a query under kills. What needs a JVM is skipped where there is none."""
+    """Tests the data source for Spark, or a query under kills.
+
+    Without a JVM, tests that need one are skipped.
+    """
     try:
         importlib.import_module("rollbook.api.spark.requirements").require_libraries()
     except ImportError as error:
@@ -485,7 +494,7 @@ def spark(arguments: argparse.Namespace) -> Tally:
 
 
 def languages(arguments: argparse.Namespace) -> Tally:
-    """The examples in Go, Java and JavaScript, each with the tools of its language."""
+    """Runs the examples in Go, Java and JavaScript with the tools of their languages."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     module = importlib.import_module("tests.languages.run")
     tally: Tally = module.prepare(_say) if arguments.prepare else module.run(_say)
@@ -502,7 +511,7 @@ _KILLS_WITH_BROWSER: Final = 10
 
 
 def rest(arguments: argparse.Namespace) -> Tally:
-    """Random requests to a real server, made from what its OpenAPI says; or kills of servers."""
+    """Sends random requests, generated from OpenAPI, to a real server; or kills servers."""
     if arguments.kills and arguments.of == "cluster":
         operation_kills = importlib.import_module("tests.rest.operation_kills")
         ended: Tally = operation_kills.run(
@@ -532,7 +541,7 @@ def rest(arguments: argparse.Namespace) -> Tally:
 
 
 def newcomer(_arguments: argparse.Namespace) -> Tally:
-    """What somebody types who has never seen it, with the seconds that each block takes."""
+    """Runs the first commands of a new user and prints the time of each block."""
     if without_curl := _without_curl("steps"):
         return without_curl
     module = importlib.import_module("tests.newcomer")
@@ -541,9 +550,11 @@ def newcomer(_arguments: argparse.Namespace) -> Tally:
 
 
 def deploy(arguments: argparse.Namespace) -> Tally:
-    """The cluster of `compose/compose.yaml` in a Docker engine."""
+    """Runs the cluster of `compose/compose.yaml` in a Docker engine."""
     module = importlib.import_module("tests.deploy.run")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # Blocks end, and their engine with them.
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit(1)
+    )  # Leaves all `with` blocks, which stops the engine.
     if arguments.prepare:
         prepared: Tally = module.prepare(_say)
         return prepared
@@ -557,7 +568,7 @@ def _without_curl(unit: str) -> Tally | None:
 
 
 def bench(arguments: argparse.Namespace) -> Tally | None:
-    """Each figure is printed when it is known, and nothing of what is all right in between."""
+    """Prints each figure when it is known, and no log messages below warnings."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     module = importlib.import_module(BENCHES[arguments.name])
     before = _load()
@@ -571,7 +582,7 @@ def bench(arguments: argparse.Namespace) -> Tally | None:
         sys.exit(f"bench {arguments.name} is measured as a whole: leave {', '.join(unknown)} out")
     figures: list[Figure] = []
     sync_ms = bare_disk.sync_ms()
-    # How it was built decides a fifth of many figures.
+    # The build of Python changes many figures by a fifth.
     python = f"{platform.python_version()}, {os.path.realpath(sys.executable)}"
     if not arguments.json:
         print(f"bench {arguments.name}: medians of {arguments.runs} runs", flush=True)
@@ -625,7 +636,7 @@ def _say(text: str) -> None:
 
 
 def _progress(what: str) -> Callable[[int, int], None]:
-    """A bar on a terminal, ten lines elsewhere."""
+    """A progress bar on a terminal, or ten lines otherwise."""
     shown = -1
 
     def report(done: int, total: int) -> None:

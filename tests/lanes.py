@@ -1,4 +1,4 @@
-"""Kinds of test beside each other, as many as there are lanes, and a second try for tests that want one."""
+"""Runs kinds of tests in parallel lanes, and retries a few failed tests."""
 
 import contextlib
 import os
@@ -16,10 +16,12 @@ from typing import Final
 
 from tests.tally import Tally, clean
 
-NOTHING_CHECKED: Final = 2  # The exit code of a kind that has nothing to check yet, or here.
+NOTHING_CHECKED: Final = 2  # The exit code of a kind that cannot check anything here.
 TRIED_AGAIN_MAX: Final = 3
-"""Tests in a run. A test may find no processor for seconds while four kinds run on two of them, and fails again when it
-runs alone if it found a defect. More than these are no accident."""
+"""The number of failed tests in a run that are retried. More failures are not an accident.
+
+A test may get no CPU for seconds while four kinds run on two processors. If it found a defect, it
+fails again when it runs alone."""
 _GIVING_WAY: Final = ("nice", "-n", "10")
 _AGAIN: Final = ("pytest", "-q", "--no-header")
 
@@ -45,12 +47,12 @@ class _Outcome:
 
 
 def run(*lanes: Commands, shared: Mapping[str, list[str]] = {}) -> Tally:
-    """The commands of a lane one after the other, and then what is left of the shared ones."""
+    """Each lane runs its own commands one after the other, and then takes shared commands."""
     tally = Tally("kinds")
     folder = _folder()
     compiled = os.path.join(folder, "compiled")
     environment = {**os.environ, "TMPDIR": folder, "PYTHONPYCACHEPREFIX": compiled}
-    # Otherwise each process that starts compiles Rollbook again, for half a second and more.
+    # Without a cache, each process would compile Rollbook again, which takes over half a second.
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     left = deque((name, [*_GIVING_WAY, *_python(command)]) for name, command in shared.items())
     failed: dict[str, _Outcome] = {}
@@ -94,9 +96,9 @@ _FAILED_COUNT: Final = re.compile(r", (\d+) failed")
 
 
 def to_try_again(said: Mapping[str, str]) -> dict[str, list[str]]:
-    """By kind, its failed tests, if they are few and all that failed; nothing otherwise.
+    """The failed tests by kind, or nothing if there are many or if something else failed.
 
-    What has a seed does the same thing again, so a failure of a simulation stands.
+    Simulations are not retried: a seed would fail again.
     """
     tests: dict[str, list[str]] = {}
     for name, text in said.items():
@@ -109,9 +111,9 @@ def to_try_again(said: Mapping[str, str]) -> dict[str, list[str]]:
 
 
 def _folder() -> str:
-    """For all that is written, so that it goes, too, where somebody was killed.
+    """A folder for all temporary files. Removes the folders of earlier runs that were killed.
 
-    Its name is short: those of sockets must be. Folders of earlier runs are removed.
+    Its name is short, because the paths of sockets must be.
     """
     everybody = tempfile.gettempdir()
     for name in os.listdir(everybody):
@@ -155,7 +157,7 @@ def _run(command: Sequence[str], environment: Mapping[str, str]) -> _Outcome:
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     seconds = time.monotonic() - started
-    cpu_s = usage.ru_utime + usage.ru_stime  # With all that it has waited for itself.
+    cpu_s = usage.ru_utime + usage.ru_stime  # Includes the children that it has waited for.
     verdict = "ok" if process.returncode == 0 else "FAILED"
     outcome = _Outcome(verdict, said, seconds, cpu_s)
     if process.returncode == NOTHING_CHECKED and outcome.skipped:

@@ -1,9 +1,13 @@
-"""A newcomer's way (`python -m tests newcomer`): the README's first screens, the tutorial, the page about HTTP, and then
-on a cluster of their own the steps of `first_day.py`, and the way from the dashboard's URL to a record.
+"""What a new user does (`python -m tests newcomer`): the README, the tutorial and the page about
+HTTP.
 
-In a fresh folder and on one cluster, as somebody would go it: every block and every indented command as it stands,
-one after the other, but for `rollbook dev` itself, which is there; only where the cluster is, is put in its place.
-Each reports how long it took; the first failure ends the walk, since a user would be stuck there.
+After that, on a second cluster, the steps of `first_day.py` and the way from the dashboard to a
+record.
+
+Every block and indented command runs unchanged, in order, in a fresh folder and on one cluster.
+Only `rollbook dev` is not run, because it runs already, and addresses are replaced by those of the
+cluster. Each step reports its time. The first failure ends the run, because a user would be stuck
+there.
 """
 
 import os
@@ -31,7 +35,7 @@ _SHELLS: Final = ("sh", "bash")
 _LOGS: Final = "127.0.0.1:7400"
 _HTTP: Final = "127.0.0.1:7480"
 _DASHBOARD_SHOWN: Final = re.compile(r"^dashboard +(http://\S+)$", re.MULTILINE)
-_LINKS: Final = ("Logs", "default/orders")  # From the overview to a record, a click on each.
+_LINKS: Final = ("Logs", "default/orders")  # Links to click from the overview to a record.
 _CLICKS_MAX: Final = 2
 _HTTP_SHOWN: Final = re.compile(r"^rest +http://(\S+)/v1$", re.MULTILINE)
 
@@ -48,7 +52,7 @@ class Step:
 
 
 def steps() -> Iterator[Step]:
-    """In the order in which they are read; of the README its first five minutes."""
+    """All steps in reading order; of the README only the first five minutes."""
     first = README.read_text().partition("\n## First five minutes\n")[2].partition("\n## ")[0]
     texts = {"README.md": first}
     texts |= {name: (REPOSITORY / "docs" / name).read_text() for name in _PAGES}
@@ -56,7 +60,7 @@ def steps() -> Iterator[Step]:
         blocks = list(_blocks(text))
         assert blocks, name
         shell = [found for kind, found in blocks if kind != "python"]
-        if name == "http.md":  # Its blocks share a variable, as they do in somebody's shell.
+        if name == "http.md":  # Its blocks share a shell variable.
             yield Step(name, is_program=False, text="".join(shell))
         else:
             yield from (Step(name, kind == "python", found) for kind, found in blocks)
@@ -85,7 +89,9 @@ def run(say: Callable[[str], None]) -> Tally:
             }
             for step in steps():
                 text = step.text.replace(_LOGS, dev.address).replace(_HTTP, http)
-                text = text.replace("curl http:", "curl --fail http:")  # Else any answer would do.
+                text = text.replace(
+                    "curl http:", "curl --fail http:"
+                )  # Otherwise error responses would pass.
                 since = time.monotonic()
                 try:
                     if step.is_program:
@@ -127,8 +133,10 @@ def _spend_first_day(folder: Path, tally: Tally, say: Callable[[str], None]) -> 
 
 
 def _find_a_record(folder: Path, tally: Tally, say: Callable[[str], None]) -> None:
-    """In a browser, by clicks on links alone. The seconds count from the URL that `rollbook dev` prints, to a record
-    that can be seen without scrolling; in between a record is appended as in the tutorial.
+    """Finds a record in a browser by clicking on links only.
+
+    Measures the seconds from opening the URL that `rollbook dev` prints until a record is visible
+    without scrolling. Before that, a record is appended as in the tutorial.
     """
     if browser.path() is None:
         tally.skipped.append(browser.missing())

@@ -1,8 +1,8 @@
-"""What an installation consists of, as CycloneDX 1.5: `python -m tests.sbom > sbom.json`.
+"""The software bill of materials as CycloneDX 1.5: `python -m tests.sbom > sbom.json`.
 
-Made from uv.lock and the list of vendored files alone, so that the same lock gives the same bytes: no time, no random number. What is
-installed to run Rollbook is `required`, what its extras want `optional`, what only tests and pages want
-`excluded`. The hashes are of all the files that the lock allows, one of which is installed.
+It depends only on uv.lock and the list of vendored files, so that the same lock gives the same
+bytes. Packages that Rollbook needs to run are `required`, those of its extras `optional`, and those
+of tests and pages `excluded`. Each package has the hashes of all files that the lock allows.
 """
 
 import json
@@ -48,7 +48,7 @@ def bill(lock: Json) -> Json:
 
 
 def _by_name(lock: Json) -> tuple[Json, dict[str, list[Json]]]:
-    """Ourselves, and the others: of one name there may be several versions, for several systems."""
+    """Rollbook and all other packages by name; a name may have several versions."""
     packages: dict[str, list[Json]] = {}
     for each in lock["package"]:
         packages.setdefault(each["name"], []).append(each)
@@ -80,7 +80,7 @@ def _component(package: Json) -> Json:
 
 
 def vendored() -> list[Json]:
-    """Files of others in this repository, which are sent beside the dashboard's pages."""
+    """Third-party files in this repository, which the dashboard serves."""
     listed: list[Json] = json.loads(_VENDORED.read_text())
     return [
         {
@@ -105,7 +105,7 @@ def _names(dependencies: Iterable[Json]) -> list[str]:
 
 
 def _closure(names: list[str], packages: dict[str, list[Json]]) -> set[str]:
-    """With all that these need, on whichever system."""
+    """The packages and everything that they need on any system."""
     found: set[str] = set()
     left = list(names)
     while left:

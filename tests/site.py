@@ -1,10 +1,9 @@
-"""What the site is made of: `python -m tests.site FOLDER` puts all its pages there, as Markdown.
+"""Collects the pages of the site: `python -m tests.site FOLDER` writes them there as Markdown.
 
-The pages of `docs/` are taken as they are, and so is what they point at outside of it: a file of
-`examples/` is copied, a folder of it becomes one page, so that a link that leads somewhere in the
-repository leads there on the site, too. What the product can say of itself is made from it: HTTP from
-its OpenAPI, the command line from its commands, gRPC from `proto/v1`. Python's part is in the
-docstrings, and mkdocstrings' (mkdocs.yml).
+Pages of `docs/` are copied unchanged. Files of `examples/` to which they link are copied, too, and
+a folder becomes one page, so that links work on the site as in the repository. References are
+generated: HTTP from OpenAPI, the command line from its commands, gRPC from `proto/v1`. mkdocstrings
+makes the reference of Python from docstrings (mkdocs.yml).
 """
 
 import re
@@ -60,7 +59,7 @@ def _fenced(path: Path) -> str:
 
 
 def commands() -> str:
-    """Each command's own help, groups before what they hold."""
+    """The help of every command, with groups before their commands."""
     from rollbook.api.cli.main import rollbook
 
     pages = [
@@ -93,7 +92,7 @@ def _contexts(
 
 
 def grpc() -> str:
-    """The definitions as they are: their comments are what there is to say."""
+    """The protobuf definitions with their comments."""
     title = "# gRPC\n\n`rollbook.v1`, as servers speak it; they answer reflection, too.\n"
     files = sorted((ROOT / "proto" / "v1").glob("*.proto"))
     return "\n".join([title, *(f"## {path.name}\n\n{_fenced(path)}" for path in files)])
@@ -103,7 +102,7 @@ def grpc() -> str:
 
 
 def rest() -> str:
-    """A section a route, by what they are about."""
+    """One section for each route, grouped by tag."""
     document = openapi()
     by_tag: dict[str, list[str]] = {}
     for prefix, paths in (
@@ -126,7 +125,7 @@ def rest() -> str:
 
 
 def openapi() -> dict[str, Any]:
-    """Of a log server. It is asked for its routes alone, so nothing is behind them."""
+    """OpenAPI of a log server, whose routes are listed but not called."""
     from rollbook.api.rest.log_app import make_app
     from rollbook.api.rest.owner_routing import OwnerRouting
 

@@ -1,4 +1,4 @@
-"""What a run of any kind of test comes to, and the one way in which it is said."""
+"""The result of a run of any kind of test, and the format in which it is printed."""
 
 import os
 from collections.abc import Sequence
@@ -10,16 +10,16 @@ REQUIRE_VARIABLE: Final = "ROLLBOOK_TEST_REQUIRE"
 
 @dataclass
 class Tally:
-    """Counted as what they are: tests, seeds, images, runs."""
+    """Counts of passed, failed and skipped tests, seeds, images or runs."""
 
     unit: str
     passed: int = 0
     failed: int = 0
-    skipped: list[str] = field(default_factory=list)  # Why, and what would enable each.
+    skipped: list[str] = field(default_factory=list)  # Reasons, with what would enable each.
 
     @property
     def holds(self) -> bool:
-        """A kind that checked nothing has shown nothing."""
+        """True if something was checked and nothing failed."""
         return self.failed == 0 and self.passed > 0
 
     def last_line(self) -> str:
@@ -28,12 +28,12 @@ class Tally:
 
 
 def is_required(piece: str) -> bool:
-    """Pieces of the system (zk, fuse, …) that must be there: a skip for want of one is a failure."""
+    """Whether a piece of the system (zk, fuse, …) is required, so that skipping without it fails."""
     return piece in os.environ.get(REQUIRE_VARIABLE, "").split(",")
 
 
 def missing_piece(piece: str, why: str, how_to_enable: str) -> str:
-    """The text of a skip. Raises instead where the piece is required."""
+    """The text of a skip. Raises an error instead if the piece is required."""
     text = f"{piece}: {why}; to enable: {how_to_enable}"
     if is_required(piece):
         raise RuntimeError(f"{REQUIRE_VARIABLE} demands {text}")

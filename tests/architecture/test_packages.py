@@ -57,7 +57,9 @@ def test_wheel_from_sdist_equals_wheel_from_repository(wheels: tuple[Path, Path]
 def test_wheel_can_be_imported_outside_the_repository(
     wheels: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    """The wheel includes protobuf messages and dashboard files; nothing else of Rollbook is on the path."""
+    """The wheel includes protobuf messages and dashboard files; nothing else of Rollbook is on the
+    path.
+    """
     with zipfile.ZipFile(wheels[1]) as files:
         files.extractall(tmp_path / "site")
     program = (

@@ -1,4 +1,6 @@
-"""Units of `compose/systemd` start existing commands and are as restricted as `docs/deploy.md` says."""
+"""Units of `compose/systemd` start existing commands and are as restricted as `docs/deploy.md`
+says.
+"""
 
 import re
 import shutil

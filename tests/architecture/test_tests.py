@@ -34,7 +34,8 @@ def _long_scripts(module: Module) -> list[str]:
 def _naps(module: Module) -> list[str]:
     """Tests that sleep on real time.
 
-    A sleep in a loop polls for a fact, and an inner function runs on a virtual event loop: both are allowed.
+    A sleep in a loop polls for a fact, and an inner function runs on a virtual event loop: both are
+    allowed.
     """
     return [
         test.name

@@ -4,9 +4,9 @@ A statement at the top of a module binds names: a function, a class, a constant.
 entry point leads to it, through other statements that are used. Two functions that only call each
 other are therefore unused, and so is a function that only a test calls.
 
-Names that are looked up at run time count as used, too. If a module's name is in a string (the table
-of a lazy `__getattr__`), or a module is passed as an object, then its names count as used if they
-are strings or attributes somewhere in the product.
+Names that are looked up at run time count as used, too. If a module's name is in a string (the
+table of a lazy `__getattr__`), or a module is passed as an object, then its names count as used if
+they are strings or attributes somewhere in the product.
 """
 
 import ast

@@ -1,7 +1,8 @@
-"""Pods of `compose/helm/rollbook` as containers, started as kubelet would, with TLS and the chart's own ZooKeeper.
+"""Runs the pods of `compose/helm/rollbook` as containers, with TLS and the chart's ZooKeeper.
 
-Of Kubernetes there are: `$(VAR)`, fields of a pod, variables of services, users and groups, secrets of mode 0440 that belong to
-root and `fsGroup`, volumes with `lost+found`, a root that is read-only, names of services, probes, and SIGTERM with its grace.
+Emulates these parts of Kubernetes: `$(VAR)`, fields of a pod, variables of services, users and
+groups, secrets of mode 0440 that belong to root and `fsGroup`, volumes with `lost+found`, a
+read-only root, names of services, probes, and SIGTERM with its grace period.
 """
 
 import json
@@ -28,7 +29,7 @@ _RENDER: Final = ROOT / "tests" / "architecture" / "chart_render.py"
 _CHART: Final = ROOT / "compose" / "helm" / "rollbook"
 _NETWORK: Final = "rollbook-chart"
 _NAMESPACE: Final = "prod"
-# As docs/deploy.md has them for this release and namespace.
+# The names in docs/deploy.md for this release and namespace.
 _NAMES: Final = (
     "rollbook-log",
     "rollbook-log.prod.svc",
@@ -38,7 +39,7 @@ _NAMES: Final = (
 )
 _READY_WITHIN_S: Final = 90.0
 _BOSS: Final = "boss --file /made/access.toml --admin '*' --read '*' --append '*' --operate"
-_ROOT_MAY_WRITE: Final = ("zookeeper",)  # Its image writes its settings.
+_ROOT_MAY_WRITE: Final = ("zookeeper",)  # The image writes its settings file.
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class Pod:
         }
 
     def arguments(self) -> list[str]:
-        """With `$(VAR)` replaced; what is not set stays as it is."""
+        """The arguments with `$(VAR)` replaced, except for variables that are not set."""
         known = self.settings()
         return [
             re.sub(r"\$\((\w+)\)", lambda found: known.get(found[1], found[0]), each)
@@ -116,7 +117,7 @@ def pods_of(objects: list[dict[str, Any]]) -> Iterator[Pod]:
 
 
 class Release:
-    """Its pods in one network."""
+    """The pods of a release in one network."""
 
     def __init__(self, engine: Engine, built: Images, folder: Path) -> None:
         self._engine = engine
@@ -133,7 +134,9 @@ class Release:
             self._engine.docker(*self._command(pod))
 
     def await_ready(self) -> float:
-        """Returns after how many seconds every probe at the start and of readiness passes, and jobs have ended well."""
+        """Waits until all startup and readiness probes pass and jobs have succeeded; returns the
+        seconds.
+        """
         started = time.monotonic()
         for pod in self.pods:
             left_s = _READY_WITHIN_S - (time.monotonic() - started)
@@ -162,7 +165,7 @@ class Release:
                     raise AssertionError(f"{pod.name} can write to its root")
 
     def append_and_read(self) -> None:
-        """As a program of the cluster does: by the service's name, with the authority and a token."""
+        """Appends and reads from inside the cluster, by the service's name, with CA and token."""
         server = ("--server", "log+tls://rollbook-log:7400", "--tls-authorities", "/tls/ca.crt")
         shown = (*server, "--token-file", "/access/token")
         self._shell("log", "create", "orders", *shown)
@@ -171,7 +174,7 @@ class Release:
         assert found == "paid 1\npaid 2", found
 
     def stop(self) -> dict[str, float]:
-        """Seconds that each pod took to end after SIGTERM; each ends well, within its grace."""
+        """Stops each pod with SIGTERM; returns the seconds, which must be within its grace period."""
         took = {}
         for pod in self.pods:
             if pod.is_job:
@@ -237,7 +240,9 @@ class Release:
         ]
 
     def _service_variables(self) -> dict[str, str]:
-        """As where `enableServiceLinks` is not off: they look like settings."""
+        """The variables that Kubernetes sets if `enableServiceLinks` is on, which look like
+        settings.
+        """
         found = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_PORT": "tcp://10.0.0.1:443"}
         for each in self._services:
             name = each["metadata"]["name"].upper().replace("-", "_")
@@ -251,7 +256,7 @@ class Release:
         return found
 
     def _names(self, pod: Pod) -> Iterator[str]:
-        """Of services that select it, and its own one below the headless service of its set."""
+        """The names of services that select the pod, and its own name below its headless service."""
         labels = pod.owner["spec"]["template"]["metadata"]["labels"]
         for each in self._services:
             name = each["metadata"]["name"]
@@ -281,7 +286,7 @@ class Release:
                 yield f"--volume={self._folder / secret}:{path}:ro"
 
     def _format(self, volume: str, group: int) -> None:
-        """As a new disk after kubelet gave it to the pod's group."""
+        """Prepares a volume like a new disk that kubelet gave to the pod's group."""
         steps = f"mkdir -m 700 /new/lost+found && chown root:{group} /new && chmod 2775 /new"
         self._engine.docker(
             "run",
@@ -303,7 +308,9 @@ class Release:
         return self._passes(pod, "startupProbe") and self._passes(pod, "readinessProbe")
 
     def _passes(self, pod: Pod, kind: str) -> bool:
-        """As kubelet asks: from the node, without a certificate, believing any."""
+        """Probes like kubelet: from the node, with no client certificate and no check of the
+        server's.
+        """
         probe = pod.container.get(kind)
         if probe is None:
             return True

@@ -1,4 +1,4 @@
-"""The cluster of `compose/compose.yaml` in an engine, and traffic in it."""
+"""The cluster of `compose/compose.yaml` in a Docker engine, with traffic."""
 
 import contextlib
 import json
@@ -34,7 +34,7 @@ class Cluster:
         self._compose = images.compose_command()
         self._files = [word for file in files for word in ("--file", str(ROOT / "compose" / file))]
         first = _free_ports(9)
-        # Of log servers, for gRPC and for HTTP, as many as there may be; and of Prometheus.
+        # Ports for gRPC and HTTP, one for each possible log server, and the port of Prometheus.
         self.port, self.http_port, self.prometheus_port = first, first + 4, first + 8
         self._settings = {
             "ROLLBOOK_IMAGE": built.rollbook,
@@ -56,7 +56,7 @@ class Cluster:
         )
 
     def up(self, *words: str, timeout_s: float = 200.0, image: str = "") -> float:
-        """Returns after how many seconds everything is healthy."""
+        """Starts the services and waits until all are healthy; returns the seconds."""
         started = time.monotonic()
         self.compose(
             "up", "--detach", "--wait", "--no-build", *words, timeout_s=timeout_s, image=image
@@ -69,7 +69,7 @@ class Cluster:
         return time.monotonic() - started
 
     def containers(self, service: str = "") -> list[str]:
-        """Names of the containers that run; that of `init` has ended."""
+        """Names of the running containers; `init` has ended."""
         names = self.compose("ps", "--format", "{{.Name}}", *([service] if service else []))
         return sorted(names.split())
 
@@ -80,20 +80,20 @@ class Cluster:
         return f"{self.project}_default"
 
     def read(self, path: str, service: str = "log") -> str:
-        """A file of a container."""
+        """Contents of a file in a container."""
         return self.engine.docker("exec", self.containers(service)[0], "cat", path)
 
     def published(self, service: str, port: int) -> list[int]:
-        """Ports of 127.0.0.1 where the service's containers are reached."""
+        """The ports on 127.0.0.1 of the service's containers."""
         found = [self.engine.docker("port", name, str(port)) for name in self.containers(service)]
         return sorted(int(each.rpartition(":")[2]) for each in found)
 
     def kill(self, container: str) -> None:
-        """The process dies, and the engine starts it again, as after a crash."""
+        """Kills the process; the engine restarts it, as after a crash."""
         pid = self.engine.inspect(container, "{{.State.Pid}}")
         if self.engine.is_own:
             subprocess.run(["kill", "-9", pid], check=True)
-        else:  # The engine may be in another process space; it takes its own kill for a stop.
+        else:  # Not `docker kill`: the engine would not restart the container.
             self.engine.docker("kill", container)
             self.engine.docker("start", container)
 
@@ -125,7 +125,9 @@ class Cluster:
             self.engine.docker("network", "connect", "--alias", service, self.network(), container)
 
     def run_example(self) -> None:
-        """The profile `example`: its tailer goes on after its writer was killed, and has seen every record once, in order."""
+        """Runs the profile `example`: its tailer survives a kill of its writer and sees each record
+        once.
+        """
         self.up("example-writer", "example-tailer")
 
         def read() -> int:
@@ -154,7 +156,7 @@ class Cluster:
 
 
 class Traffic:
-    """A writer and a tailer in a container of their own."""
+    """A writer and a tailer in a separate container."""
 
     def __init__(
         self, cluster: Cluster, offset: int = 0, log_name: str = "default/traffic"
@@ -212,7 +214,9 @@ class Traffic:
         return time.monotonic() - started
 
     def end(self) -> int:
-        """Returns how many records were appended; all of them were read once, in order."""
+        """Ends the traffic, checks that all records were read once and in order; returns their
+        number.
+        """
         assert self._process.stdin
         self._process.stdin.close()
         code = self._process.wait(150)
@@ -230,7 +234,7 @@ class Traffic:
 
 
 def _shown(cluster: Cluster) -> list[str]:
-    """How the container of the traffic finds the cluster, and what it shows there."""
+    """The options with which the traffic's container connects to the cluster."""
     if not cluster.has_tls:
         return ["--env=ROLLBOOK_SERVER=log://log:7400"]
     return [
@@ -241,7 +245,7 @@ def _shown(cluster: Cluster) -> list[str]:
 
 
 def _free_ports(count: int) -> int:
-    """The first of that many ports in a row that nobody listens at."""
+    """The first of `count` consecutive ports that are free."""
     for first in range(20_480, 32_000, count):
         with contextlib.ExitStack() as stack:
             try:

@@ -1,4 +1,6 @@
-"""The cluster with `compose/compose.tls.yaml`: what a client outside shows, what an eavesdropper reads, and new certificates."""
+"""The cluster with `compose/compose.tls.yaml`: clients outside, eavesdropping, and new
+certificates.
+"""
 
 import json
 import socket
@@ -19,9 +21,9 @@ FILES: Final = ("compose.yaml", "compose.tls.yaml")
 RECORD: Final = b"a record that nobody on the bridge may read"
 _FOLDER: Final = "/etc/rollbook/tls"
 _TOKENS: Final = ("admin", "servers", "monitor", "example")
-# A handshake has in the clear which name its client expects.
+# A TLS handshake contains the server name in the clear.
 _CONTROL: Final = b"\x00\x0b\x00\x00\x08bookie-1"
-_LOGS: Final = 10  # Enough for both log servers to own one, but for one run in 512.
+_LOGS: Final = 10  # Both log servers own at least one, except in one run of 512.
 _READ_AGAIN_WITHIN_S: Final = 30.0
 _PORTS: Final = {
     "bookie-1": 3182,
@@ -37,7 +39,7 @@ _PRESENT: Final = (
 
 
 class Outside:
-    """A machine outside the network, which reaches one published port; with TLS it has the authority's certificate and a token."""
+    """A machine outside the network that reaches one published port, and has CA and token for TLS."""
 
     def __init__(self, cluster: Cluster, folder: Path) -> None:
         self._cluster = cluster
@@ -65,7 +67,9 @@ class Outside:
             yield client
 
     def append_and_read(self) -> int:
-        """As README has it, in several logs; returns how many log servers own one of them."""
+        """Runs the README's program with several logs; returns how many log servers own one of
+        them.
+        """
         owners = set()
         with self.client() as client:
             for number in range(_LOGS):
@@ -112,7 +116,7 @@ class Outside:
             assert appended, appended
 
     def run_commands(self) -> None:
-        """The shell on the host, and a further principal."""
+        """Runs commands on the host, and adds a principal."""
         server = f"log+tls://127.0.0.1:{self._cluster.published('log', 7400)[0]}"
         shown = ("--tls-authorities", str(self._authorities), "--tls-name", "log")
 
@@ -162,7 +166,7 @@ class Outside:
             raise AssertionError(f"{port} still presents a certificate of the old authority")
 
     def require_refused_without(self) -> None:
-        """Neither without the token nor with an authority of others."""
+        """Requires that a missing token and a wrong CA are refused."""
         port = self._cluster.published("log", 7480)[0]
         for words in (["--cacert", str(self._authorities)], []):
             done = subprocess.run(
@@ -187,7 +191,9 @@ def outside(cluster: Cluster) -> Iterator[Outside]:
 
 @contextmanager
 def eavesdropping(cluster: Cluster) -> Iterator[None]:
-    """On all interfaces of this machine, the bridge and loopback among them: no record and no token is readable."""
+    """Captures on all interfaces, including bridge and loopback: no record or token may be
+    readable.
+    """
     tokens = [cluster.read(f"{_FOLDER}/{name}.token").strip().encode() for name in _TOKENS]
     capture = Capture(RECORD, *tokens, _CONTROL)
     try:
@@ -210,7 +216,7 @@ def presented(cluster: Cluster) -> dict[str, str]:
 
 
 def replace_all_certificates(cluster: Cluster) -> None:
-    """A new authority beside the old one, new certificates, and the old authority is trusted no more. Nothing restarts."""
+    """Adds a new CA, replaces all certificates and removes the old CA, without restarts."""
     before, since = presented(cluster), _since(cluster)
     assert all("serial=" in each for each in before.values()), before
     make = ("run", "--rm", "--no-deps", "certificates")

@@ -1,7 +1,8 @@
-"""A Docker engine for a test: the one that runs here, or one of its own that leaves nothing on the machine.
+"""A Docker engine for a test: the running one, or a temporary one that leaves nothing behind.
 
-The engine of a test keeps everything in one folder. It has no default bridge and changes neither the firewall nor
-forwarding: containers of one network reach each other, and the machine reaches their published ports.
+The temporary engine keeps everything in one folder. It has no default bridge and changes neither
+the firewall nor forwarding. Containers of a network reach each other, and the machine reaches
+published ports.
 """
 
 import contextlib
@@ -26,22 +27,22 @@ _SETTINGS: Final = {
     "ip-forward": False,
     "ip-masq": False,
 }
-_PREFIX: Final = "rb-docker-"  # Of the folder of an engine.
+_PREFIX: Final = "rb-docker-"  # The prefix of an engine's folder.
 _CGROUPS: Final = Path("/sys/fs/cgroup")
-# They would choose an engine, a builder or a project other than the test's.
+# These variables would choose another engine, builder or project.
 _MISLEADING: Final = ("DOCKER_", "COMPOSE_", "ROLLBOOK_")
 
 
 class NoEngine(Exception):
-    """There is no engine, or it cannot run containers; the text says why."""
+    """There is no engine, or it cannot run containers; the message says why."""
 
 
 class CommandFailed(Exception):
-    """A command of Docker ended with an error; the text has what it printed."""
+    """A command of Docker failed; the message has its output."""
 
 
 class Engine:
-    """Commands of Docker to one engine."""
+    """Runs Docker commands with one engine."""
 
     def __init__(self, address: str = "", *, is_own: bool = False) -> None:
         self.is_own = is_own
@@ -51,7 +52,7 @@ class Engine:
         kept = {
             name: value for name, value in os.environ.items() if not name.startswith(_MISLEADING)
         }
-        if not address:  # The one that the machine's own settings name.
+        if not address:  # Use the engine that the machine's settings name.
             kept |= {
                 name: os.environ[name]
                 for name in ("DOCKER_HOST", "DOCKER_CONTEXT", "DOCKER_CONFIG", "DOCKER_CERT_PATH")
@@ -90,7 +91,7 @@ class Engine:
         return done.stdout.rstrip("\n")
 
     def cpu_s(self) -> float:
-        """What its containers have used; 0 where the kernel does not say."""
+        """CPU seconds used by its containers; 0 if the kernel does not report them."""
         for path in (f"cpuacct/{self.cgroup}/cpuacct.usage", f"{self.cgroup}/cpu.stat"):
             with contextlib.suppress(OSError):
                 words = (_CGROUPS / path).read_text().split()
@@ -103,7 +104,7 @@ class Engine:
 
 @contextlib.contextmanager
 def running() -> Iterator[Engine]:
-    """An engine of its own, where root can start one; else the one that answers here. Raises `NoEngine`."""
+    """A temporary engine if root can start one, otherwise the running one. Raises `NoEngine`."""
     if shutil.which("docker") is None:
         raise NoEngine("there is no docker")
     if os.geteuid() != 0 or shutil.which("dockerd") is None:
@@ -128,7 +129,7 @@ def running() -> Iterator[Engine]:
         finally:
             _stop(process, Path(folder))
     left = _left_of(Path(folder).name)
-    if not _others():  # Their bridges come and go, too.
+    if not _others():  # Other engines create and remove bridges, too.
         left += [each for each in _networking() if each not in before]
     if left:
         raise AssertionError(f"the engine left on this machine: {'; '.join(left)}")
@@ -140,7 +141,7 @@ def _start(folder: Path) -> "subprocess.Popen[bytes]":
     with (folder / "log").open("wb") as log:
         return subprocess.Popen(
             [
-                # It stops in good order, even where the test is killed.
+                # The engine stops cleanly, even if the test is killed.
                 "setpriv",
                 "--pdeathsig",
                 "TERM",
@@ -189,12 +190,12 @@ def _stop(process: "subprocess.Popen[bytes]", folder: Path) -> None:
 
 def _remove_cgroup(top: str) -> None:
     for root, _, _ in os.walk(top, topdown=False):
-        with contextlib.suppress(OSError):  # What is still in use is reported as a trace.
+        with contextlib.suppress(OSError):  # Folders still in use are reported as left over.
             os.rmdir(root)
 
 
 def _left_of(name: str) -> list[str]:
-    """Processes, mounts and control groups of an engine whose folder had that name."""
+    """Left-over processes, mounts and control groups of the engine with that folder name."""
     groups = [os.path.join(root, name) for root, names, _ in os.walk(_CGROUPS) if name in names]
     return [
         *(f"process {each}" for each in _processes() if name in each),
@@ -209,7 +210,7 @@ def _others() -> list[str]:
 
 
 def _networking() -> list[str]:
-    """Interfaces as Docker names them, and rules of the firewall."""
+    """Interfaces with Docker's names, and firewall rules."""
     names = sorted(os.listdir("/sys/class/net"))
     interfaces = [name for name in names if name.startswith(("br-", "veth", "docker"))]
     return [*(f"interface {name}" for name in interfaces), *_firewall_rules()]
@@ -234,6 +235,8 @@ def _firewall_rules() -> list[str]:
     for program in ("iptables-save", "ip6tables-save"):
         if path := shutil.which(program):
             done = subprocess.run([path], capture_output=True, text=True, check=False)
-            lines = [line.partition("[")[0] for line in done.stdout.splitlines()]  # Without counts.
+            lines = [
+                line.partition("[")[0] for line in done.stdout.splitlines()
+            ]  # Without packet counts.
             rules += [f"{program}: {line}" for line in lines if not line.startswith("#")]
     return rules

@@ -1,8 +1,8 @@
-"""Images for a test without a registry of images: all downloads first, then builds that need no network.
+"""Builds images without an image registry: first all downloads, then builds that need no network.
 
-`prepare` fetches what the builds need into `build/deploy`: a base system from Debian's packages, Rollbook's
-packages for the base's Python, and Compose. It keeps them until the locks change. The ZooKeeper image
-has the Java and the jars of this machine. What only the part `systemd` needs is fetched by that part.
+`prepare` downloads to `build/deploy`: a base system from Debian's packages, Rollbook's dependencies
+for the base's Python, and Compose. They are kept until the locks change. The ZooKeeper image uses
+the Java and the jars of this machine. The part `systemd` downloads what only it needs.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ from tests.support import zookeeper
 
 ROOT: Final = Path(__file__).parents[2]
 FOLDER: Final = ROOT / "build" / "deploy"
-RELEASE: Final = "trixie"  # As python:3.13-slim.
+RELEASE: Final = "trixie"  # The release of python:3.13-slim.
 PYTHON_IMAGE: Final = "docker.io/library/python:3.13-slim"
 ZOOKEEPER_IMAGE: Final = "docker.io/library/zookeeper:3.9"
 PROMETHEUS_IMAGE: Final = "docker.io/prom/prometheus:v3.5.0"
@@ -45,7 +45,7 @@ _PACKAGES: Final = (
     "tzdata",
     "zlib1g",
 )
-MACHINE_RELEASE: Final = "bookworm"  # It has systemd 252, the oldest that the units are for.
+MACHINE_RELEASE: Final = "bookworm"  # Has systemd 252, the oldest release that the units support.
 _MACHINE_PACKAGES: Final = (*_PACKAGES, "systemd", "systemd-sysv", "util-linux")
 _ARCHIVE: Final = "http://deb.debian.org/debian"
 _LOCKS: Final = ("requirements.lock", "requirements-build.lock")
@@ -55,10 +55,10 @@ _AUTHORITIES: Final = "/etc/ssl/certs/ca-certificates.crt"
 SYSTEM, BASE = "rollbook-test-system", "rollbook-test-base"
 MACHINE: Final = "rollbook-test-machine"
 _MACHINE_SYSTEM: Final = "rollbook-test-machine-system"
-# They decide where pip looks for packages.
+# These settings decide where pip looks for packages.
 _PIP_VARIABLES: Final = re.compile(r"PIP_\w+|https?_proxy|HTTPS?_PROXY|no_proxy|NO_PROXY")
 
-# Only what Debian's scripts would have made and Python and pip need: no package is configured.
+# No package is configured: this makes only what Python and pip need from Debian's install scripts.
 _SYSTEM: Final = """\
 FROM {raw}
 COPY ca-certificates.crt /etc/ssl/certs/
@@ -81,7 +81,7 @@ RUN mkdir -m 777 /conf
 VOLUME /data /datalog
 CMD ["bash", "/opt/start"]
 """
-# A machine before its first start: systemd makes the users and folders of its own packages then.
+# A machine before its first start, when systemd creates the users and folders of its packages.
 _MACHINE: Final = f"""\
 FROM {_MACHINE_SYSTEM}
 COPY wheels /opt/wheels
@@ -94,7 +94,7 @@ RUN printf '[global]\\nno-index = true\\nfind-links = /opt/wheels\\n' > /etc/pip
 STOPSIGNAL SIGRTMIN+3
 CMD ["/sbin/init"]
 """
-# As the official image reads its environment, as far as compose.yaml and the chart use it.
+# Reads the environment like the official image, as far as compose.yaml and the chart need it.
 _ZOOKEEPER_START: Final = r"""
 set -eu
 data=${ZOO_DATA_DIR:-/data} log=${ZOO_DATA_LOG_DIR:-/datalog}
@@ -108,7 +108,7 @@ echo "${ZOO_MY_ID:-1}" > "$data/myid"
 exec /opt/java/bin/java $JVMFLAGS -XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Dzookeeper.preAllocSize=1024 \
     -Dlog4j2.level=warn -cp '/opt/jars/*' org.apache.zookeeper.server.quorum.QuorumPeerMain /conf/zoo.cfg
 """
-# As the official image: its folder, its user and its entrypoint.
+# Has the folder, the user and the entrypoint of the official image.
 _PROMETHEUS: Final = f"""\
 FROM {BASE}
 COPY prometheus /bin/prometheus
@@ -123,7 +123,7 @@ _JARS: Final = re.compile(
 
 
 class NotFetched(Exception):
-    """Something cannot be downloaded, or a program that downloads is missing; the text says which."""
+    """Something cannot be downloaded, or a program for that is missing; the message says which."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ class Images:
 
 
 def prepare(engine: Engine, *, downloads: bool = True) -> None:
-    """Downloads what is not there yet. Raises `NotFetched`."""
+    """Downloads what is missing. Raises `NotFetched`."""
     wanted = hashlib.sha256(
         repr((RELEASE, _PACKAGES, COMPOSE, engine.is_own)).encode()
         + b"".join((ROOT / name).read_bytes() for name in _LOCKS)
@@ -195,7 +195,7 @@ def _fetch_compose(engine: Engine) -> None:
         if tuple(int(part) for part in found[:2]) >= COMPOSE_VERSION_MIN:
             return
     except (CommandFailed, ValueError):
-        pass  # No plugin: the package has the same program.
+        pass  # Not as a plugin: the package has the same program.
     _fetched(
         "Compose",
         sys.executable,
@@ -232,7 +232,7 @@ def _fetch_base(release: str, packages: tuple[str, ...], folder: Path) -> None:
 
 
 def _settings_of_apt() -> str:
-    """How this machine fetches packages: through a proxy, for instance."""
+    """This machine's settings of apt, for instance a proxy."""
     done = subprocess.run(["apt-config", "dump"], capture_output=True, text=True, check=False)
     lines = re.findall(
         r'^Acquire::(?:https?::.*|Check-\S*|Retries.*) ".+";$', done.stdout, re.MULTILINE
@@ -241,7 +241,7 @@ def _settings_of_apt() -> str:
 
 
 def _fetch_wheels(engine: Engine, system: str, folder: Path) -> None:
-    """By the base's own Python, from where this machine's pip gets its packages."""
+    """Downloads wheels with the base's Python, from the sources of this machine's pip."""
     wheels = folder / "wheels"
     wheels.mkdir()
     settings = {name: value for name, value in os.environ.items() if _PIP_VARIABLES.fullmatch(name)}
@@ -283,8 +283,8 @@ def _fetched(what: str, *command: str, engine: Engine | None = None) -> None:
 
 
 def build(engine: Engine) -> Images:
-    """Every image of `compose.yaml` that runs without Prometheus and Grafana."""
-    if not engine.is_own:  # It pulls the official ones itself.
+    """Builds every image of `compose.yaml` except Prometheus and Grafana."""
+    if not engine.is_own:  # That engine pulls the official images.
         _build_rollbook(engine, "rollbook-test", PYTHON_IMAGE)
         return Images("rollbook-test", ZOOKEEPER_IMAGE)
     import_system(engine)
@@ -308,7 +308,7 @@ def build(engine: Engine) -> Images:
 
 
 def build_prometheus(engine: Engine) -> None:
-    """From this machine's package. Raises `NotFetched` if it is not installed."""
+    """Builds from this machine's package. Raises `NotFetched` if it is not installed."""
     if not engine.is_own:
         return
     program = shutil.which("prometheus")
@@ -326,7 +326,10 @@ def _needless(_folder: str, names: list[str]) -> list[str]:
 
 
 def build_machine(engine: Engine, install: str) -> None:
-    """A machine on which root typed `install` in a clone of the repository. `prepare_machine` comes first."""
+    """Builds a machine where root ran `install` in a clone of the repository.
+
+    Call `prepare_machine` first.
+    """
     with tempfile.TemporaryDirectory(prefix="rb-source-") as name:
         folder = Path(name)
         (folder / "source").mkdir()
@@ -343,7 +346,7 @@ def build_machine(engine: Engine, install: str) -> None:
 
 
 def _sources() -> Iterator[str]:
-    """What the package is built of, as `.dockerignore` has it, and the units."""
+    """The sources of the package according to `.dockerignore`, and the units."""
     ignored = (ROOT / ".dockerignore").read_text()
     yield from re.findall(r"^!(\S+)$", ignored, re.MULTILINE)
     yield "compose/systemd"
@@ -397,6 +400,6 @@ def _build(engine: Engine, tag: str, steps: str, files: dict[str, Path]) -> None
 def _link(source: str, target: str) -> str:
     try:
         os.link(source, target)
-    except OSError:  # Another file system.
+    except OSError:  # It is on another file system.
         shutil.copy(source, target)
     return target

@@ -1,7 +1,7 @@
 """A machine with the units of `compose/systemd`: Debian 12 in a container, systemd 252 as its first process.
 
-Root types what docs/deploy.md says, and systemd itself starts, restarts, confines and stops the servers. The folder that they
-may write is a small disk.
+The test runs the commands of docs/deploy.md as root, and systemd starts, restarts, confines and
+stops the servers. The folder that they may write to is a small disk.
 """
 
 import json
@@ -26,13 +26,13 @@ _ZOOKEEPER_NAMES: Final = (
     "zk1",
     "zk2",
     "zk3",
-)  # As the page's settings have them: one server answers to all.
+)  # The names in the page's settings: one server has all of them.
 _HIERARCHY: Final = Path("/sys/fs/cgroup/systemd")
 _PROGRAM: Final = "/opt/rollbook/bin/rollbook"
 _FOLDER: Final = "/var/lib/rollbook"
 _FILLER: Final = f"{_FOLDER}/of-another-program"
 _DISK_MIB: Final = 512
-# By the addresses of the page's settings.
+# Uses the addresses of the page's settings.
 _PROBES: Final = {
     "bookie": "http://127.0.0.1:8001/heartbeat",
     "log": "http://127.0.0.1:7480/readyz",
@@ -42,7 +42,7 @@ _GET: Final = (
     "import sys, urllib.request as r; print(r.urlopen(sys.argv[1], timeout=20).read().decode())"
 )
 _WITHIN_S: Final = 90.0
-_EXPOSURE_MAX: Final = 20  # systemd prints it as 2.0.
+_EXPOSURE_MAX: Final = 20  # On a scale to 100; systemd prints it as 2.0.
 _UNAVAILABLE: Final = 5
 
 
@@ -80,7 +80,7 @@ class Machine:
             f"--name={_NAME}",
             f"--network={_NETWORK}",
             "--hostname=machine",
-            # What root of a machine may do, as far as the units' settings take it.
+            # Capabilities of a machine's root, as far as the units' settings need them.
             "--cap-add=SYS_ADMIN",
             "--cap-add=SYS_PTRACE",
             "--security-opt=seccomp=unconfined",
@@ -100,14 +100,14 @@ class Machine:
             self._run("sh", "-c", f"cat > {path}", text=text)
 
     def require_start_waits(self) -> None:
-        """Servers without a cluster run and are not ready, so that their units stay in the middle of the start."""
+        """Without a cluster, servers run but are not ready, so their units must stay `activating`."""
         self._run("systemctl", "start", "--no-block", *(f"rollbook-{unit}" for unit in UNITS))
         for unit in UNITS:
             Cluster.until(partial(self._waits, unit), _WITHIN_S, f"{unit} waits for a cluster")
             assert self._property(unit, "ActiveState") == "activating", unit
 
     def start_as_the_page_does(self) -> None:
-        """Once `systemctl` returns, every server serves at the first request."""
+        """Starts the units. When `systemctl` returns, every server must answer its first request."""
         self._run("bash", "-euc", self._start)
         self._require_serving()
 
@@ -143,21 +143,23 @@ class Machine:
         return self._rollbook("log", "read", "orders", "--timeout=60", "-o", "raw").splitlines()
 
     def kill(self, unit: str) -> None:
-        """systemd starts it again, by itself."""
+        """Kills the server and requires that systemd restarts it."""
         pid, restarts = self._property(unit, "MainPID"), int(self._property(unit, "NRestarts"))
-        self._run("bash", "-c", f"kill -9 {pid}")  # There is no program of that name.
+        self._run(
+            "bash", "-c", f"kill -9 {pid}"
+        )  # There is no program `kill`, only the built-in command.
 
         def is_back() -> bool:
             state = self._properties(unit)
             return state["ActiveState"] == "active" and state["MainPID"] not in (pid, "0")
 
         Cluster.until(is_back, _WITHIN_S, f"{unit} is back")
-        # More than one, where it ended while what it needs was not there.
+        # There is more than one restart if the server ended while a dependency was missing.
         assert int(self._property(unit, "NRestarts")) > restarts
         self._require_serving(unit)
 
     def stop(self, unit: str) -> float:
-        """Returns the seconds; the server ended by itself, well, before systemd would have killed it."""
+        """Returns the seconds. The server must exit with success before systemd would kill it."""
         started = time.monotonic()
         self._run("systemctl", "stop", f"rollbook-{unit}", timeout_s=200)
         took_s = time.monotonic() - started
@@ -171,7 +173,7 @@ class Machine:
         self._require_serving()
 
     def fill_disk(self) -> None:
-        """As another program would: the bookie goes on, read-only, and says what to do."""
+        """Fills the disk like another program: the bookie must become read-only and say what to do."""
         pid = self._property("bookie", "MainPID")
         with suppress(CommandFailed):
             self._run("dd", "if=/dev/zero", f"of={_FILLER}", "bs=64k")

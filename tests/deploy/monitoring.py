@@ -1,4 +1,4 @@
-"""Prometheus beside the cluster: what it scrapes, what panels ask it for, and which alerts fire."""
+"""Prometheus with the cluster: its scrapes, the queries of panels, and the alerts that fire."""
 
 import json
 import re
@@ -13,7 +13,7 @@ _DASHBOARD: Final = ROOT / "compose" / "grafana" / "rollbook.json"
 _TARGETS: Final = {"bookie": 3, "log": 2, "recovery": 2}
 _SCRAPED_WITHIN_S: Final = 60.0
 _FIRES_WITHIN_S: Final = 150.0  # Most alerts wait for a minute.
-# What a cluster without Spark, refusals and cursors in doubt has not counted; and certificates, without TLS.
+# Metrics without a value in a cluster without Spark, refusals, cursors in doubt and TLS.
 _EMPTY: Final = re.compile(r"rollbook_spark_|_refusals_total|_cursors_untold|rollbook_tls_")
 _EMPTY_WITH_TLS: Final = re.compile(r"rollbook_spark_|_refusals_total|_cursors_untold")
 
@@ -40,7 +40,9 @@ class Monitoring:
         self._cluster.until(are_up, _SCRAPED_WITHIN_S, f"{wanted} are scraped")
 
     def require_panels(self) -> tuple[int, int]:
-        """Each query is answered; returns how many there are, and how many of them have a value."""
+        """Requires an answer to each query; returns the numbers of queries and of those with a
+        value.
+        """
         panels = json.loads(_DASHBOARD.read_text())["panels"]
         queries = [target["expr"] for each in panels for target in each.get("targets", ())]
         empty = _EMPTY_WITH_TLS if self._cluster.has_tls else _EMPTY
@@ -59,7 +61,7 @@ class Monitoring:
         return len(queries), len(queries) - len(left)
 
     def firing(self) -> set[tuple[str, str]]:
-        """Names of alerts, and of the instances that they are about."""
+        """Names of the firing alerts with their instances."""
         return {
             (each["labels"]["alertname"], each["labels"].get("instance", ""))
             for each in self.ask("alerts")["alerts"]
@@ -67,7 +69,7 @@ class Monitoring:
         }
 
     def await_alerts(self, *wanted: tuple[str, str]) -> None:
-        """These fire, and no other one does."""
+        """Waits until exactly these alerts fire."""
         expected = set(wanted)
         found: set[tuple[str, str]] = set()
 

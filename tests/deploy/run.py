@@ -1,4 +1,4 @@
-"""`python -m tests deploy`: the cluster of docs/deploy.md under the failures that people try first."""
+"""`python -m tests deploy`: the cluster of docs/deploy.md under common failures."""
 
 import contextlib
 import json
@@ -24,9 +24,9 @@ HOW_TO_ENABLE: Final = (
     "as root; or a Docker engine that runs and can pull images"
 )
 HEALTHY_WITHIN_S: Final = 90.0
-SHARED_WITHIN_S: Final = 180.0  # Where other kinds of tests have the processors, too.
+SHARED_WITHIN_S: Final = 180.0  # Used while other kinds of tests run, too.
 DOWN_WITHIN_S: Final = 15.0
-IMAGE_BYTES_MAX: Final = 80_000_000  # Over its base.
+IMAGE_BYTES_MAX: Final = 80_000_000  # In addition to its base.
 _USER: Final = "10001:10001"
 _ROLLBOOK: Final = ("bookie", "log", "recovery")
 _OUTAGE_S: Final = 30.0  # Longer than any session of ZooKeeper.
@@ -38,7 +38,7 @@ Say = Callable[[str], None]
 
 
 def prepare(say: Say) -> Tally:
-    """Downloads what a run needs, and shows that the engine can run a container."""
+    """Downloads what a run needs, and checks that the engine can run a container."""
     try:
         with engine.running() as found:
             images.prepare(found)
@@ -52,7 +52,7 @@ def prepare(say: Say) -> Tally:
 
 
 def run(say: Say, parts: Sequence[str], *, downloads: bool = True) -> Tally:
-    """`parts`: of `PARTS`; empty: the short form."""
+    """`parts` are keys of `PARTS`. If it is empty, the short form runs."""
     tally = Tally("steps")
     try:
         with engine.running() as found:
@@ -64,11 +64,11 @@ def run(say: Say, parts: Sequence[str], *, downloads: bool = True) -> Tally:
                 if not parts:
                     one.short()
             except _Over:
-                pass  # It is counted, and said.
+                pass  # The failure is counted and printed already.
             say(f"containers used {found.cpu_s():.0f} s of CPU")
     except (NoEngine, NotFetched) as error:
         tally.skipped.append(missing_piece(PIECE, str(error), HOW_TO_ENABLE))
-    except AssertionError as error:  # Of the engine's end: what it left.
+    except AssertionError as error:  # The engine left something behind.
         say(str(error))
         tally.failed += 1
     return tally
@@ -78,7 +78,7 @@ def _run_part(one: "_Run", part: str, tally: Tally, say: Say) -> None:
     started = time.monotonic()
     try:
         getattr(one, part)()
-    except NotFetched as error:  # The other parts can do without.
+    except NotFetched as error:  # The other parts can run without it.
         tally.skipped.append(missing_piece(PIECE, f"{part}: {error}", HOW_TO_ENABLE))
     else:
         say(f"part {part}: {time.monotonic() - started:.0f} s")
@@ -349,7 +349,7 @@ class _Run:
                 self._cluster.await_healthy(container)
 
     def _replace_all(self, services: list[str]) -> None:
-        """One service after the other, as docs/deploy.md has it: bookies first, then log servers."""
+        """Replaces one service after the other as in docs/deploy.md: bookies, then log servers."""
         cluster = self._cluster
         newer = f"{cluster.image}:next"
         steps = f"FROM {cluster.image}\nLABEL org.opencontainers.image.version=next\n"
@@ -396,7 +396,7 @@ class _Run:
 
     @contextlib.contextmanager
     def _cleaned(self) -> Iterator[None]:
-        """After a failure, too; a step that fails ends the run."""
+        """Cleans up, also after a failure. A step that fails ends the run."""
         try:
             yield
         except _Over:
@@ -406,7 +406,7 @@ class _Run:
                 self._traffic.stop()
             try:
                 self._cluster.down("--volumes")
-            except CommandFailed as error:  # Its network stays, and with it an interface.
+            except CommandFailed as error:  # Its network and an interface are left.
                 self._say(f"what was started is not removed: {error}")
                 self._tally.failed += 1
 
@@ -416,4 +416,4 @@ def _bytes_of(found: Engine, image: str) -> int:
 
 
 class _Over(Exception):
-    """A step failed, and said so."""
+    """A step failed and has printed its error."""

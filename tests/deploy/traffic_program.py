@@ -1,7 +1,8 @@
-"""Runs in a container beside a cluster: one writer that repeats a batch until it is acknowledged, and one tailer.
+"""A writer that repeats each batch until it is acknowledged, and a tailer. Runs in a container.
 
-Each record's value is its offset, so the tailer sees a lost, repeated or misplaced record at once. Prints
-`ACKNOWLEDGED READ` after each change, and `done ACKNOWLEDGED` or `wrong WHY` at the end. Ends when its input does.
+Each record's value is its offset, so the tailer detects a lost, repeated or misplaced record at
+once. Prints `ACKNOWLEDGED READ` after each change, and `done ACKNOWLEDGED` or `wrong WHY` at the
+end. Ends when its input ends.
 """
 
 import os
@@ -21,7 +22,7 @@ stopping = threading.Event()
 
 
 def connect() -> Any:
-    folder = os.environ.get("FOLDER", "")  # Of certificates and tokens.
+    folder = os.environ.get("FOLDER", "")  # The folder of certificates and tokens.
     if not folder:
         return rollbook.connect()
     return rollbook.connect(
@@ -74,7 +75,7 @@ def report() -> None:
 
 
 def main(log_name: str, offset: int) -> None:
-    """`offset`: where the writer goes on. The tailer reads everything."""
+    """The writer continues at `offset`. The tailer reads everything."""
     global acked
     acked = offset
     writer = threading.Thread(target=write, args=(log_name,), daemon=True)

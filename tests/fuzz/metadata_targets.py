@@ -1,7 +1,7 @@
-"""The decoders of what lies in metadata nodes, and of names found there.
+"""The decoders of metadata nodes and of their names.
 
-Foreign tools write there, too. Texts are fed in unusual but legal spellings as well, so that pieces
-of them find their way into others.
+Other tools write metadata, too. The corpus also has unusual but legal spellings of texts, so that
+mutations combine their parts.
 """
 
 from collections.abc import Callable
@@ -33,7 +33,7 @@ LEDGER: Final = LedgerId(7)
 BOOKIE: Final = BookieId("127.0.0.1:3181")
 
 _V3_HEADER: Final = b"BookieMetadataFormatVersion\t3\n"
-_FIRST_FIELD: Final = b"\x08\x02"  # Write quorum 2; the size before it has no such bytes.
+_FIRST_FIELD: Final = b"\x08\x02"  # Write quorum 2. The length before it never has these bytes.
 _TEXTS: Final = (golden.OPEN_V2, golden.COOKIE, golden.MARK, golden.REPLICATION_LAYOUT, golden.VOTE)
 _SPELLINGS: Final = (
     b"replica: 'a:1' replica: \"b\" ':2'  # Two pieces, one bookie.\nctime: 0x7f\n",
@@ -100,7 +100,7 @@ def _target(
 
 
 def _unpack_body(body: bytes) -> object:
-    """In a frame that is always right, so that what is inside is met."""
+    """Puts the body in a correct frame, so that its contents are decoded."""
     size = len(body)
     varint = bytes((size & 0x7F | 0x80, size >> 7 & 0x7F | 0x80, size >> 14))
     return unpack_ledger_metadata(LEDGER, _V3_HEADER + varint + body)
@@ -112,7 +112,10 @@ def _pack_body(metadata: LedgerMetadata) -> bytes:
 
 
 def _unpack_info(data: bytes) -> BookieServiceInfo | None:
-    """None: it listens nowhere. We never say so, and there are no bytes for it but strange ones."""
+    """None means that the bookie listens nowhere.
+
+    Rollbook never writes that, so it has no encoding.
+    """
     info = unpack_service_info(BOOKIE, data)
     return info if info.endpoints else None
 
@@ -122,7 +125,7 @@ def _pack_info(info: BookieServiceInfo | None) -> bytes:
 
 
 def _path_target(layout: Layout) -> Target:
-    """Whatever a node is called, it is a ledger or it is not."""
+    """Any name of a node either names a ledger or does not."""
 
     def decode(data: bytes) -> LedgerId | None:
         return paths.ledger_of_path(layout, data.decode("latin-1"))

@@ -1,15 +1,15 @@
-"""Makes hostile bytes out of honest ones, reproducibly: the same chance gives the same inputs.
+"""Mutates valid bytes into hostile input, reproducibly: the same seed gives the same inputs.
 
-Some mutations are blind, some know what lengths and numbers look like on our wires, and one knows
-protobuf: it takes messages apart, changes, drops, doubles and swaps fields, and gets every length
-around them right again, so that it is the field that is wrong and not its frame.
+Some mutations are blind, some know the encodings of lengths and numbers on our wires, and one knows
+protobuf: it parses messages, changes, drops, doubles and swaps fields, and corrects every enclosing
+length, so that a field is wrong and not its frame.
 """
 
 import random
 from collections.abc import Callable, Sequence
 from typing import Final
 
-INPUT_BYTES_MAX: Final = 8192  # Mutations of mutations would grow without end.
+INPUT_BYTES_MAX: Final = 8192  # Repeated mutations would grow without limit.
 
 _NUMBERS: Final = sorted(
     {
@@ -27,7 +27,7 @@ Refit = Callable[[bytes], bytes]
 
 
 class Mutator:
-    """`refit`, if there is one, repairs what encloses an input, most of the times."""
+    """`refit`, if given, usually repairs the frame around a mutated input."""
 
     def __init__(
         self, chance: random.Random, corpus: Sequence[bytes], refit: Refit | None = None
@@ -102,7 +102,7 @@ def _set_number(chance: random.Random, data: bytearray, _corpus: Sequence[bytes]
 
 
 def _nudge_number(chance: random.Random, data: bytearray, _corpus: Sequence[bytes]) -> None:
-    """A length or a count that is off by a little."""
+    """Changes a length or a count by a little."""
     width = chance.choice(_WIDTHS)
     if len(data) >= width:
         at = chance.randrange(len(data) - width + 1)
@@ -119,7 +119,7 @@ def _set_varint(chance: random.Random, data: bytearray, _corpus: Sequence[bytes]
 
 
 def _varint(chance: random.Random, value: int) -> bytes:
-    """Sometimes in more bytes than it needs, which protobuf allows."""
+    """Encodes a varint, sometimes in more bytes than needed, which protobuf allows."""
     packed = bytearray()
     while value > 0x7F:
         packed.append(value & 0x7F | 0x80)
@@ -135,7 +135,7 @@ def _varint(chance: random.Random, value: int) -> bytes:
 
 
 def _mutate_fields(chance: random.Random, data: bytearray, _corpus: Sequence[bytes]) -> None:
-    """Of the message that `data` is, or that one of its frames has for a body."""
+    """Mutates fields of the message in `data`, or of the body of one of its frames."""
     start = 4 if len(data) > 4 and data[4] == 0x0A else 0
     end = start + int.from_bytes(data[:4]) if start else len(data)
     mutated = _mutate_message(chance, bytes(data[start:end]))
@@ -174,7 +174,7 @@ def _mutate_message(chance: random.Random, message: bytes) -> bytes | None:
 
 
 def _split(message: bytes) -> list[tuple[int, bytes, bool]] | None:
-    """Tag, content, whether a length goes before it; None if it is no message of varints and such."""
+    """Tag, content and whether it has a length, for each field; None if it is not protobuf."""
     fields: list[tuple[int, bytes, bool]] = []
     at = 0
     while at < len(message):

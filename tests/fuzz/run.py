@@ -1,8 +1,8 @@
 """The fuzzer behind `python -m tests fuzz`.
 
-Inputs come in blocks, each of one target and with a chance of its own. Memory is measured twice: of
-each block's first input by tracemalloc, which sees what Python allocates, and of whole blocks by the
-process's high-water mark, which sees protobuf's, too.
+Inputs are run in blocks, each with one target and its own seed. Memory is measured twice: for each
+block's first input by tracemalloc, which counts Python's allocations, and for whole blocks by the
+process's high-water mark, which includes protobuf's.
 """
 
 import random
@@ -36,7 +36,7 @@ class Failure:
 
 
 def run(runs: int, seed: int, report: Callable[[int, int], None]) -> Tally:
-    """Says each failure with its input; `report` hears how far it is."""
+    """Prints each failure with its input, and calls `report` with the progress."""
     tally = Tally("inputs")
     for done, failures in fuzz(every_target(), runs, seed):
         for failure in failures[: max(0, FAILURES_SHOWN - tally.failed)]:
@@ -48,7 +48,7 @@ def run(runs: int, seed: int, report: Callable[[int, int], None]) -> Tally:
 
 
 def fuzz(targets: Sequence[Target], runs: int, seed: int) -> Iterator[tuple[int, list[Failure]]]:
-    """After each block, how many inputs are done and what it found."""
+    """Yields after each block how many inputs are done and the failures that it found."""
     resident = _resident_bytes()
     for block in range(-(-runs // BLOCK)):
         count = min(BLOCK, runs - block * BLOCK)
@@ -70,7 +70,7 @@ def fuzz(targets: Sequence[Target], runs: int, seed: int) -> Iterator[tuple[int,
 
 
 def judge(target: Target, data: bytes, *, measure_memory: bool = False) -> str | None:
-    """What is wrong with how the target takes this input; None if nothing is."""
+    """What the target does wrong with this input; None if nothing."""
     if measure_memory:
         tracemalloc.start()
     started = time.perf_counter()
@@ -95,19 +95,19 @@ def _broken_promise(target: Target, data: bytes) -> str | None:
         value = target.decode(data)
     except target.errors:
         return None
-    except Exception as error:  # noqa: BLE001 - Any other is what we are looking for.
+    except Exception as error:  # noqa: BLE001 - Any other exception is a finding.
         return f"raised {type(error).__name__}: {error}"
     if target.encode is None:
         return None
     try:
         again = target.decode(target.encode(value))
-    except Exception as error:  # noqa: BLE001 - What was decoded must not fail at all.
+    except Exception as error:  # noqa: BLE001 - Encoding a decoded value must not fail.
         return f"{value!r} does not come back: {type(error).__name__}: {error}"
     return None if again == value else f"{value!r} comes back as {again!r}"
 
 
 def _is_slow(target: Target, data: bytes) -> bool:
-    """A busy machine makes anything slow once, and seldom thrice."""
+    """Measures three times, because a busy machine may be slow once."""
     for _ in range(2):
         started = time.process_time()
         _broken_promise(target, data)
@@ -117,6 +117,6 @@ def _is_slow(target: Target, data: bytes) -> bool:
 
 
 def _resident_bytes() -> int:
-    """The high-water mark."""
+    """The process's high-water mark."""
     unit = 1 if sys.platform == "darwin" else 1024
     return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

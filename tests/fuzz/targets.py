@@ -1,7 +1,7 @@
-"""What is fuzzed: decoders of bytes that come from outside.
+"""The fuzzed decoders of bytes from outside.
 
-Each module `tests/fuzz/WHAT_targets.py` has a function `targets() -> list[Target]`; being there is
-all it takes to be fuzzed.
+Each module `tests/fuzz/WHAT_targets.py` has a function `targets() -> list[Target]`, which the
+fuzzer finds by itself.
 """
 
 import importlib
@@ -16,10 +16,10 @@ from tests.fuzz.mutator import Refit
 
 @dataclass(frozen=True)
 class Target:
-    """A decoder and what is promised of it, whatever bytes it gets.
+    """A decoder and what it guarantees for any input.
 
-    It raises nothing but `errors`, takes at most `memory_bytes_max` beyond its input and less than
-    a second; and if `encode` is given, decoding what that makes of a result gives an equal one.
+    It raises only `errors`, uses at most `memory_bytes_max` beyond its input and less than a
+    second. If `encode` is given, decoding an encoded result gives an equal result.
     """
 
     name: str
@@ -27,7 +27,7 @@ class Target:
     errors: tuple[type[RollbookError], ...]
     corpus: tuple[bytes, ...]
     encode: Callable[[Any], bytes] | None = None
-    refit: Refit | None = None  # Repairs what encloses a mutated input: lengths, checksums.
+    refit: Refit | None = None  # Repairs lengths and checksums around a mutated input.
     memory_bytes_max: int = 1024 * 1024
 
 

@@ -1,8 +1,8 @@
-"""The decoders of what travels between clients and bookies.
+"""The decoders of messages between clients and bookies.
 
-Whatever bytes come, each gives a value or `BadFrame` and keeps little (W1). The hot paths are also held against
-the path for unusual messages, which must hear the same (W2), and stored adds against the frames that they came
-as (W3). Of an entry nothing is believed whose digest or ids are wrong (W4).
+For any bytes, each returns a value or raises `BadFrame` and uses little memory (W1). The hot paths
+must decode the same as the path for unusual messages (W2), and stored adds the same as the frames
+in which they arrived (W3). Entries with a wrong digest or wrong ids are refused (W4).
 """
 
 from collections.abc import Callable, Iterator
@@ -46,7 +46,7 @@ from tests.golden.bookkeeper import ENTRIES, ENTRY_LISTS, V2_FRAMES, V3_FRAMES
 from tests.support.entries import pack_entry
 from tests.unit.proto.wire.streams import HeardAdd, flatten
 
-FRAME_BYTES_MAX: Final = 64 * 1024  # A small one, so that memory beyond it is seen.
+FRAME_BYTES_MAX: Final = 64 * 1024  # Small, so that memory beyond it is noticed.
 MEMORY_BYTES_MAX: Final = 8 * FRAME_BYTES_MAX
 LEDGER: Final = LedgerId(1)
 
@@ -94,7 +94,7 @@ def _with(frames: dict[str, bytes], *words: str) -> tuple[bytes, ...]:
 
 
 def _streams(frames: tuple[bytes, ...]) -> Iterator[bytes]:
-    """Each frame, and a few runs of them."""
+    """Each frame alone, and a few sequences of frames."""
     yield from frames
     for start in range(0, len(frames), 3):
         yield b"".join(frames[start : start + 4] * 2)
@@ -110,7 +110,7 @@ def _framed(
 
 
 def _fit_length(data: bytes) -> bytes:
-    """Makes one frame of it all."""
+    """Sets the length, so that the data is one frame."""
     return pack_frame(data[LENGTH_BYTES:])
 
 
@@ -126,7 +126,7 @@ def _pack_frames(bodies: list[bytes]) -> bytes:
 
 
 def _hear_requests(stream: bytes) -> list[HeardAdd | tuple[Request, bool]]:
-    """What reached the bookie; without the origins, since old versions are not written again."""
+    """The decoded requests, without their origins, because old versions are not encoded again."""
     return [
         item if isinstance(item, HeardAdd) else (item.request, item.is_high_priority)
         for item in flatten(RequestDecoder(FRAME_BYTES_MAX).feed(stream))
@@ -160,7 +160,7 @@ def _pack_requests(heard: list[HeardAdd | tuple[Request, bool]]) -> bytes:
 
 
 def _hear_replies(stream: bytes) -> list[AddReply | ReceivedReply]:
-    """Answers first, then adds in the order of their ids: among themselves they have none."""
+    """Responses first, then adds sorted by their ids, because their order is not defined."""
     adds: list[AddReply] = []
     answers: list[ReceivedReply] = []
     for item in ReplyDecoder(FRAME_BYTES_MAX).feed(stream):
@@ -200,7 +200,7 @@ _OPERATIONS: Final[dict[type[Reply], BookieOperation]] = {
 
 
 def _hear_stored_adds(frames: bytes) -> list[object]:
-    """A bookie makes the same of them when it reads them back as when they came."""
+    """The adds as a bookie decodes them when it reads them from the journal."""
     stretches = [*take_frames(frames)]
     stored = b"".join(bytes(adds.frames) for adds in stretches)
     assert frames.startswith(stored)
@@ -215,7 +215,7 @@ def _hear_stored_adds(frames: bytes) -> list[object]:
 
 # --- Hot and cold -----------------------------------------------------------------------------
 
-# What follows a frame must be heard as if it came alone.
+# The bytes after a frame must be decoded as if they came alone.
 _NEXT_REQUEST: Final = v3.pack_request(9, ReadLac(LEDGER))
 _NEXT_REPLY: Final = v3.V3ReplyHeader(3, 9, BookieOperation.READ_LAC).pack(
     ReadLacReply(None, LEDGER)

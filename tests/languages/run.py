@@ -1,10 +1,12 @@
 """The examples in other languages against real servers, some of which are killed (`python -m tests languages`).
 
-Each example appends lines, and the owner of its log is killed meanwhile. Then the example is killed and started again with
-the same producer: it asks for each line once more. It follows the log; its owner is killed once more; one record is appended
-and the log sealed. Then the log has each line once, in order, and the example has printed each of them once.
+Each example appends lines while the owner of its log is killed. Then the example is killed,
+restarted with the same producer, and appends each line again. It follows the log while the owner is
+killed once more, one record is appended and the log is sealed. At the end the log has each line
+once and in order, and the example has printed each line once.
 
-`buf lint` judges the protos, and pyright a Python program with the client's types: npm has both.
+`buf lint` checks the protos, and pyright a Python program with the client's types. npm installs
+both.
 """
 
 import subprocess
@@ -25,13 +27,13 @@ from tests.tally import Tally, missing_piece
 SERVERS: Final = ("a", "b")
 LINES: Final = 200
 _KILLED_AFTER: Final = 20
-_TYPED: Final = toolchains.EXAMPLES / "first_day.py"  # mypy judges it with all other code.
+_TYPED: Final = toolchains.EXAMPLES / "first_day.py"  # mypy checks it with all other code.
 
 Say = Callable[[str], None]
 
 
 def prepare(say: Say) -> Tally:
-    """Downloads and builds; what cannot be had is counted as failed, with the reason."""
+    """Downloads and builds the examples; a missing tool counts as failed, with the reason."""
     tally = Tally("toolchains")
     for language in LANGUAGES:
         try:
@@ -76,7 +78,7 @@ def _count(tally: Tally, say: Say, name: str, wrong: str) -> None:
 
 
 def _complaints(command: Sequence[str], folder: Path) -> str:
-    """Of a tool that npm installs; empty if it has none."""
+    """The complaints of a tool that npm installs; empty if there are none."""
     done = subprocess.run(
         [toolchains.NODE_TOOLS / command[0], *command[1:]],
         cwd=folder,
@@ -91,7 +93,7 @@ def _complaints(command: Sequence[str], folder: Path) -> str:
 def _wrong(
     cluster: LogProcesses, client: rollbook.Client, language: Language, command: list[str]
 ) -> str:
-    """What was not as it should be; empty if all was."""
+    """What was wrong; empty if nothing was."""
     name = f"default/{language.name}"
     servers = cluster.url.removeprefix("log://")
     arguments = [*command, servers, name, f"example-{language.name}", str(LINES)]
@@ -128,7 +130,7 @@ def _difference(found: list[str], wanted: list[str]) -> str:
 
 
 def _until(program: Child, line: str) -> list[str]:
-    """What it printed before that line."""
+    """The lines that the program printed before that line."""
     printed = []
     while (found := program.line()) != line:
         printed.append(found)

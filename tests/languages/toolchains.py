@@ -1,6 +1,6 @@
 """Builds `examples/go`, `examples/java` and `examples/node` with the tools of their languages.
 
-What a build made is kept beside the example until its sources or the protos change.
+The result of a build is kept next to the example until its sources or the protos change.
 """
 
 import hashlib
@@ -17,12 +17,12 @@ from tests.support.java import JavaProject, NoJava
 EXAMPLES: Final = Path(__file__).parents[2] / "examples"
 PROTOS: Final = EXAMPLES / "protos"
 NODE_TOOLS: Final = EXAMPLES / "node" / "node_modules" / ".bin"
-_ATTEMPTS: Final = 2  # A registry may hiccup.
+_ATTEMPTS: Final = 2  # A registry may fail for a moment.
 _BUILD_TIMEOUT_S: Final = 420
 
 
 class Missing(Exception):
-    """A tool is not installed, or its registry cannot be reached; the text says which."""
+    """A tool is not installed, or its registry cannot be reached; the message says which."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ def _require(tool: str) -> None:
 
 
 def _is_beside(tool: str) -> bool:
-    """Whether the tool brings the protos of Google's own types, as released archives do."""
+    """Whether the tool includes the protos of Google's types, like released archives."""
     include = Path(shutil.which(tool) or "").resolve().parents[1] / "include"
     return (include / "google/protobuf/any.proto").exists()
 

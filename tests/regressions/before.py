@@ -1,4 +1,5 @@
-"""Runs the regression tests of this tree against the product of another commit, which has the defects.
+"""Runs the regression tests of this tree against the product of another commit, which has the
+defects.
 
 A temporary worktree of that commit gets the `tests/` of this tree. A test that fails there detects
 its defect. A test that cannot be run there proves nothing and counts like one that passes: an

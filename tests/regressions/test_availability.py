@@ -124,7 +124,9 @@ def test_a_degraded_segment_is_reported(cluster: _Cluster) -> None:
     " append cost the log its owner.",
 )
 def test_new_records_have_all_copies_after_a_bookie_was_formatted(tmp_path: Path) -> None:
-    """LS16: the formatted bookie fences writers that send to it, and an idle log starts a new segment."""
+    """LS16: the formatted bookie fences writers that send to it, and an idle log starts a new
+    segment.
+    """
     with log_processes.running(tmp_path) as processes:
         processes.start_server("log-1")
         cluster = _Cluster(processes, tmp_path)

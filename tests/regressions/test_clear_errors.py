@@ -79,4 +79,4 @@ def test_short_block_raises_block_corrupt(hostile_url: str) -> None:
 )
 def test_writer_mode_as_text_is_refused_with_the_remedy() -> None:
     with pytest.raises(BadConfig, match=r"pass WriterMode\.OPEN or WriterMode\.EXCLUSIVE"):
-        LogConfig(writer_mode="exclusive")  # type: ignore[arg-type]  # Programs without type checks do this.
+        LogConfig(writer_mode="exclusive")  # type: ignore[arg-type]  # Untyped programs do this.

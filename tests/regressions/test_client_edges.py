@@ -37,7 +37,7 @@ def test_a_record_can_be_pickled(dev: Dev) -> None:
     assert pickle.loads(pickle.dumps(records)) == records
     assert records[0].headers == {}
     with pytest.raises(TypeError):
-        records[0].headers["a"] = b"b"  # type: ignore[index]  # Records without headers share one empty mapping.
+        records[0].headers["a"] = b"b"  # type: ignore[index]  # All empty headers are shared.
 
 
 @defect(
@@ -48,9 +48,9 @@ def test_listed_names_are_accepted_by_the_client(dev: Dev) -> None:
     with rollbook.connect(dev.url) as client:
         client.open("listed", create=True).append(b"x")
         (name,) = client.logs(prefix="listed")
-        assert client.open(name).tail_offset() == 1  # type: ignore[arg-type,unused-ignore]  # Users write it this way.
-        client.lookup([name])  # type: ignore[list-item,unused-ignore]  # Users write it this way.
-        client.delete(name)  # type: ignore[arg-type,unused-ignore]  # Users write it this way.
+        assert client.open(name).tail_offset() == 1  # type: ignore[arg-type,unused-ignore]  # As users do.
+        client.lookup([name])  # type: ignore[list-item,unused-ignore]  # As users do.
+        client.delete(name)  # type: ignore[arg-type,unused-ignore]  # As users do.
 
 
 @defect(

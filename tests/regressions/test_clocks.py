@@ -24,7 +24,8 @@ SWEPT_S = 3.0  # Several sweeps.
 BRIEF_S = 5.0
 PATIENCE_S = 60.0
 KEPT = LogConfig(retention_age_s=7 * DAY_S)
-# gRPC deadlines stay right: they use `time.time` and the clock of gRPC's core, which are not patched.
+# gRPC deadlines stay right: they use `time.time` and the clock of gRPC's core, which are not
+# patched.
 SKEWED = """
 import runpy, sys, time
 ahead_ns = int(sys.argv.pop(1)) * 1_000_000_000

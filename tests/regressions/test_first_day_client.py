@@ -100,7 +100,7 @@ def test_connect_without_url_uses_the_shells_server_or_context(
             f'current = "here"\n[contexts.here]\nserver = "{site.url}"\n'
             f'token_file = "{token_file(site, "one")}"\n'
         )
-    with rollbook.connect() as client:  # type: ignore[call-arg,unused-ignore]  # The URL was required once.
+    with rollbook.connect() as client:  # type: ignore[call-arg,unused-ignore]  # It was required.
         assert client.open("unnamed", create=True).tail_offset() == 0
 
 
@@ -286,7 +286,7 @@ def test_keys_and_headers_may_be_text_and_times_datetimes(site: Site) -> None:
         with log.writer() as writer:
             writer.submit(b"2", key="käse", headers={"h": "ü"}, event_time=happened)
             with pytest.raises(InvalidRequest, match="event_time=5"):
-                writer.submit(b"x", event_time=5)  # type: ignore[arg-type]  # Programs without type checks may do this.
+                writer.submit(b"x", event_time=5)  # type: ignore[arg-type]  # Untyped programs do this.
         log.append_many([b"3"], keys=["käse"], headers=[{"h": "ü"}], event_times=[happened])
         for record in log.read():
             assert record.key == "käse".encode()

@@ -1,4 +1,6 @@
-"""A program that crashed repeats its batches with the same numbers, and no batch is in the log twice."""
+"""A program that crashed repeats its batches with the same numbers, and no batch is in the log
+twice.
+"""
 
 from collections.abc import Iterator
 from itertools import chain

@@ -1,4 +1,7 @@
-"""Recovery repairs bad copies and heals bookies in doubt without an operator. Uses real processes."""
+"""Recovery repairs bad copies and heals bookies in doubt without an operator.
+
+Uses real processes.
+"""
 
 import asyncio
 import json

@@ -1,4 +1,6 @@
-"""Work that needs no owner is shared by all servers: tails of many logs and reads of closed segments."""
+"""Work that needs no owner is shared by all servers: tails of many logs and reads of closed
+segments.
+"""
 
 import json
 from collections.abc import Iterator

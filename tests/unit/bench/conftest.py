@@ -1,4 +1,6 @@
-"""The figures of these runs are not used: no run waits for an idle machine or pauses other processes."""
+"""The figures of these runs are not used: no run waits for an idle machine or pauses other
+processes.
+"""
 
 import pytest
 

@@ -1,4 +1,5 @@
-"""The procedures in `docs/operations.md` for removing, reinstalling and moving a bookie and for a bad disk.
+"""The procedures in `docs/operations.md` for removing, reinstalling and moving a bookie and for a
+bad disk.
 
 The test emulates the machine: `systemctl` starts and stops a real bookie, and `rsync` copies to
 another folder, which stands for the new machine. `rollbook` lines run unchanged, in this process.
@@ -68,7 +69,10 @@ class Machine:
         self._start()
 
     def write_ledgers(self) -> None:
-        """Writes ledgers until the bookie has copies. Every second ledger is open without a writer."""
+        """Writes ledgers until the bookie has copies.
+
+        Every second ledger is open without a writer.
+        """
         while not asyncio.run(write_ledgers(self.url, 4)):
             pass
 

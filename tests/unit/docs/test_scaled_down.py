@@ -1,4 +1,5 @@
-"""The script in `docs/operations.md` that scales a cluster down over HTTP works while a log is written.
+"""The script in `docs/operations.md` that scales a cluster down over HTTP works while a log is
+written.
 
 The test replaces `ssh` by a script that stops the process of the bookie.
 """
@@ -26,7 +27,7 @@ _NAMES: Final = ("bk-1", "bk-2", "bk-3", "bk-4", "bk-5")
 _PAUSE_S: Final = 0.02  # The writer's pause, which leaves CPU time for the other processes.
 _QUICK: Final = {
     "ROLLBOOK_WORKER_GRACE_S": "0",
-    "ROLLBOOK_WORKER_RETRY_PAUSE_S": "0.01",  # Shortens eight attempts from ten minutes to a second.
+    "ROLLBOOK_WORKER_RETRY_PAUSE_S": "0.01",  # Eight attempts take a second, not ten minutes.
     "ROLLBOOK_WORKER_LOOK_AGAIN_S": "0.5",
     "ROLLBOOK_STEWARD_LOOK_AGAIN_S": "0.2",
 }

@@ -66,7 +66,10 @@ def test_retry_decides_the_result_and_is_reported(
 def test_own_and_shared_commands_of_lanes_run_once(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A failure is printed in full and fails the run. All commands share a cache of bytecode, which is removed."""
+    """A failure is printed in full and fails the run.
+
+    All commands share a cache of bytecode, which is removed.
+    """
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     code = "import sys; assert sys.pycache_prefix and not sys.dont_write_bytecode"
