@@ -93,7 +93,7 @@ class Cluster:
         pid = self.engine.inspect(container, "{{.State.Pid}}")
         if self.engine.is_own:
             subprocess.run(["kill", "-9", pid], check=True)
-        else:  # Not `docker kill`: the engine would not restart the container.
+        else:  # The pid may be unknown here, and the engine does not restart after `docker kill`.
             self.engine.docker("kill", container)
             self.engine.docker("start", container)
 

@@ -1,8 +1,8 @@
 """Chromium's own EventSource, on a page of the log server that it follows.
 
-Chromium is spoken to through two pipes (`--remote-debugging-pipe`): JSON, and a NUL behind each message. The page is
-whatever the server shows as text, so that its script has the server's origin, as a page of users has that is
-served behind the same proxy.
+Chromium is controlled through two pipes (`--remote-debugging-pipe`) with JSON messages that end
+with a NUL. The page is any text of the server, so that the script has the server's origin, like a
+user's page behind the same proxy.
 """
 
 import json
@@ -38,12 +38,15 @@ _SCRIPT: Final = """
         values.push(...JSON.parse(event.data).records.map(record => record.data)));
 """
 _KEY_CODES: Final = {"Tab": 9, "Enter": 13}
-_SHIFT: Final = 8  # Of Chromium's modifiers.
+_SHIFT: Final = 8  # The bit of Chromium's modifiers for the shift key.
 _CLOSED: Final = 2  # `readyState` of an EventSource that has given up.
 
 
 def path() -> str | None:
-    """Of one that runs: what some systems call so only says where another is to be had."""
+    """The path of a Chromium that runs.
+
+    On some systems `chromium` only prints how to install it.
+    """
     return next(filter(_runs, filter(None, map(shutil.which, _NAMES))), None)
 
 
@@ -61,7 +64,7 @@ def _runs(program: str) -> bool:
     except (
         OSError,
         subprocess.TimeoutExpired,
-    ):  # No program at all, such as a page that was saved.
+    ):  # The file is not a program.
         return False
     return done.returncode == 0
 
@@ -71,7 +74,7 @@ def missing() -> str:
 
 
 class Browser:
-    """As `EventSource` of `tests.support`."""
+    """Has the interface of `EventSource` in `tests.support`."""
 
     def __init__(self, place: str, records: str) -> None:
         program = path()
@@ -113,7 +116,7 @@ class Browser:
 
     @property
     def refusals(self) -> list[int]:
-        """Of what kind they were no page hears."""
+        """[0] if the EventSource has given up: a page does not learn the status."""
         return [0] if self._evaluate("source.readyState") == _CLOSED else []
 
     def wait_for(self, count: int) -> None:
@@ -130,7 +133,7 @@ class Browser:
 
 
 class Page:
-    """One page of Chromium, on which a test clicks and types. What Chromium complains of is kept."""
+    """A page of Chromium on which a test clicks and types. Keeps Chromium's complaints."""
 
     def __init__(self, *flags: str, patience_s: float = _PATIENCE_S) -> None:
         self._patience_s = patience_s
@@ -154,7 +157,7 @@ class Page:
 
     @property
     def complaints(self) -> list[str]:
-        """Of the console, of the page's policy, and of requests that failed or were refused."""
+        """Errors of the console and of the page's policy, and failed or refused requests."""
         found = []
         for event in self._pipe.events:
             about, method = event["params"], event["method"]
@@ -171,13 +174,13 @@ class Page:
         return self._value_of(script)
 
     def run_to_its_end(self, script: str) -> Any:
-        """Of a promise: what it is kept with."""
+        """Runs a script that returns a promise, and returns the promise's value."""
         return self._value_of(script, awaitPromise=True)
 
     def _shown(self) -> str:
         try:
             return str(self.run("document.body ? document.body.innerText : ''"))
-        except _PageLeft:  # For the next one, which is what is waited for.
+        except _PageLeft:  # The next page is the one that is awaited.
             return ""
 
     def _value_of(self, script: str, **how: Any) -> Any:
@@ -186,34 +189,34 @@ class Page:
         return found["result"].get("value")
 
     def wait_for(self, text: str, patience_s: float = 0.0) -> None:
-        """Until the page shows it."""
+        """Waits until the page shows the text."""
         deadline = time.monotonic() + (patience_s or self._patience_s)
         while text not in (shown := self._shown()):
             assert time.monotonic() < deadline, (text, shown)
             time.sleep(0.02)
 
     def wait_until(self, script: str, patience_s: float = 0.0) -> Any:
-        """Until it is true; its value."""
+        """Waits until the script's value is true, and returns it."""
         deadline = time.monotonic() + (patience_s or self._patience_s)
         found = None
         while not found:
             assert time.monotonic() < deadline, script
             time.sleep(0.02)
-            with suppress(_PageLeft):  # For the next one, which is what is waited for.
+            with suppress(_PageLeft):  # The next page is the one that is awaited.
                 found = self.run(script)
         return found
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """Of Chromium's protocol, for this page."""
+        """Calls a method of Chromium's protocol for this page."""
         return self._pipe.call(method, **parameters)
 
     def forget_complaints(self) -> None:
-        """Those until now were meant to be."""
-        self.run("0")  # What happened is heard before its answer.
+        """Drops the complaints until now, which the test expected."""
+        self.run("0")  # Earlier events arrive before this response.
         self._pipe.events.clear()
 
     def click_link(self, text: str) -> None:
-        """With the mouse, on the middle of the link, once it can be seen."""
+        """Clicks with the mouse on the middle of the link when it is visible."""
         find = f"[...document.querySelectorAll('a')].find(each => each.innerText === {json.dumps(text)})"
         middle = f"""(at => {{
             const box = at?.getBoundingClientRect();
@@ -225,7 +228,7 @@ class Page:
         self.call("Input.dispatchMouseEvent", type="mouseReleased", **about)
 
     def is_in_sight(self, text: str) -> bool:
-        """Whether some element with this text alone can be seen without scrolling."""
+        """Whether an element with exactly this text is visible without scrolling."""
         boxes = f"""[...document.querySelectorAll('*')]
             .filter(each => each.innerText?.trim() === {json.dumps(text)})
             .map(each => each.getBoundingClientRect())"""
@@ -236,7 +239,7 @@ class Page:
         )
 
     def press(self, key: str, text: str = "", *, shift: bool = False) -> None:
-        """A key of the keyboard, such as Tab or Enter."""
+        """Presses a key, such as Tab or Enter."""
         about = {"key": key, "code": key, "windowsVirtualKeyCode": _KEY_CODES.get(key, 0)}
         modifiers = _SHIFT if shift else 0
         self.call("Input.dispatchKeyEvent", type="keyDown", text=text, modifiers=modifiers, **about)
@@ -244,18 +247,18 @@ class Page:
 
 
 class _PageLeft(Exception):
-    """A call went to a page that was left before it was answered."""
+    """The page was left before a call to it was answered."""
 
 
 class _Pipe:
-    """Calls, and their answers. What happens meanwhile is kept for `Page`."""
+    """Sends calls and receives their responses. Keeps events for `Page`."""
 
     def __init__(self, command: list[str]) -> None:
         self.session = ""
         self.events: list[dict[str, Any]] = []
         self._calls = 0
         self._pending = b""
-        # Chromium wants its ends at 3 and 4.
+        # Chromium expects its pipes as file descriptors 3 and 4.
         moved = ("sh", "-c", 'exec "$@" 3<&0 4>&1 </dev/null >/dev/null 2>&1', "sh")
         self._process = subprocess.Popen(
             [*moved, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0

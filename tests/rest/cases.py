@@ -1,7 +1,7 @@
-"""Requests made from what OpenAPI says: as it wants them, nearly so, and not at all.
+"""Requests generated from OpenAPI: valid, nearly valid and invalid ones.
 
-A case is good in most of its parts, so that it gets far, and a few parts are from the list of what people
-and programs send by mistake, or on purpose.
+Most parts of a case are valid, so that it is not refused at once. A few parts come from a list of
+what people and programs send by mistake or on purpose.
 """
 
 import json
@@ -116,8 +116,8 @@ ODD_BODIES: Final = (
     b"RBK\x01",
     b"RBK\x01" * 50,
 )
-_OFTEN: Final = {"query": 0.3, "header": 0.06}  # Conditions hold together rarely.
-# What may take long is asked to be quick about it.
+_OFTEN: Final = {"query": 0.3, "header": 0.06}  # Several conditions rarely hold together.
+# Short time-outs for requests that may wait.
 _SMALL: Final = {"wait_ms": 50, "heartbeat_ms": 300}
 _TIMEOUT: Final = "log-timeout-ms"
 
@@ -126,7 +126,7 @@ _TIMEOUT: Final = "log-timeout-ms"
 class Case:
     operation: str
     method: str
-    path: str  # With its query, as it is sent.
+    path: str  # Includes the query, as it is sent.
     headers: Mapping[str, str]
     body: bytes
 
@@ -136,11 +136,11 @@ class Case:
 
 
 Known = Mapping[str, Sequence[str]]
-"""Values of parameters that are there, or nearly so, by the parameter's name."""
+"""Values of parameters that exist or nearly exist, by the parameter's name."""
 
 
 def case_of(document: Json, chance: random.Random, known: Known, often: str = "") -> Case:
-    """`document`: without references. `often`: how paths end that are taken seven times as often."""
+    """`document` has no references. Paths that end with `often` are chosen seven times as often."""
     paths = sorted(document["paths"])
     more = [each for each in paths if often and each.endswith(often)]
     path = chance.choice([*paths, *more * 6])
@@ -215,7 +215,7 @@ def _body(kind: str, content: Json, chance: random.Random, oddness: float) -> by
 
 
 def _examples(content: Json) -> list[Any]:
-    """Of a body; where it has none, one of those of its fields."""
+    """The example of a body, or those of its schema and one made of its fields' examples."""
     if "example" in content:
         return [content["example"]]
     schema = content["schema"]
@@ -228,7 +228,7 @@ def _examples(content: Json) -> list[Any]:
 
 
 def without_references(document: Json) -> Json:
-    """Each `$ref` is what it names, beside what stands with it."""
+    """Replaces each `$ref` by its target, merged with the keys next to it."""
 
     def resolve(value: Any) -> Any:
         if isinstance(value, list):
@@ -261,7 +261,7 @@ def mutated(value: Any, chance: random.Random, oddness: float) -> Any:
 
 
 def value_of(schema: Json, chance: random.Random, oddness: float) -> Any:
-    """One that fits the schema, unless it is odd."""
+    """A value that fits the schema, or with probability `oddness` one that may not."""
     if chance.random() < oddness:
         return chance.choice(ODD_VALUES)
     if "anyOf" in schema:
@@ -312,7 +312,7 @@ def _object(schema: Json, chance: random.Random, oddness: float) -> Any:
 
 
 def misfits(value: Any, schema: Json, where: str = "answer") -> list[str]:
-    """Why a value is not of a schema, as far as our schemas go."""
+    """Why a value does not match a schema. Knows only the features that our schemas use."""
     if "anyOf" in schema:
         found = [misfits(value, each, where) for each in schema["anyOf"]]
         return [] if any(not each for each in found) else found[0]

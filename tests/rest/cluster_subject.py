@@ -1,7 +1,7 @@
-"""Management of a cluster as what random requests are sent to: three bookies, and ledgers of no log on them.
+"""Management of a cluster as the target of random requests: three bookies with ledgers of no log.
 
-What a request may leave behind (drains, bookies that take no entries, cookies of bookies that never were, repair that
-is switched off) is put right for each batch of requests, over the same routes.
+Requests may leave drains, read-only bookies, cookies of unknown bookies, or recovery switched off.
+This is undone before each batch of requests, over the same routes.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from tests.rest.run import Door
 _API: Final = "/api/v1"
 _BOOKIES: Final = ("bk-1", "bk-2", "bk-3")
 
-_NOBODY: Final = "http://127.0.0.1:9/"  # Where nobody listens.
+_NOBODY: Final = "http://127.0.0.1:9/"  # No server listens there.
 _LEDGERS: Final = 3
 _PATIENCE_S: Final = 60.0
 _PAUSE_S: Final = 0.1
@@ -61,7 +61,7 @@ class ClusterSubject:
 
 
 def _gone(door: Door, number: int) -> list[str]:
-    """A bookie that never was, and has a cookie: its recovery is an operation to ask after."""
+    """Creates a cookie of a bookie that never existed, whose recovery is an operation."""
     name = f"gone-{number}"
     text = f'5\nbookieHost: "{name}"\njournalDir: "/j"\nledgerDirs: "1\\t/l"\n'
     door.json("PUT", f"{_API}/cookies/{name}", {"text": text, "version": None})
@@ -69,7 +69,7 @@ def _gone(door: Door, number: int) -> list[str]:
 
 
 def _put_right(door: Door) -> None:
-    """Until all three take entries, and are the only ones."""
+    """Repairs the cluster until exactly three bookies are there and writable."""
     door.json("PUT", f"{_API}/recovery/switch", {"enabled": True})
     for callback in door.json("GET", f"{_API}/callbacks")["callbacks"]:
         door.tries("DELETE", f"{_API}/callbacks/{callback['id']}")
@@ -96,7 +96,7 @@ def _is_right(row: dict[str, Any]) -> bool:
 
 
 def _mend(door: Door, row: dict[str, Any]) -> None:
-    """An operation may drain it once more meanwhile: then the next look finds it."""
+    """Makes a bookie writable. If an operation drains it again, the next check finds that."""
     where = f"{_API}/bookies/{row['id']}"
     if row["id"] not in _BOOKIES:
         door.tries("DELETE", where)
@@ -107,11 +107,11 @@ def _mend(door: Door, row: dict[str, Any]) -> None:
 
 
 async def _make_ledgers(folder: Path) -> list[int]:
-    """One of them is left open by a writer that is gone."""
+    """Creates ledgers, one of which is left open without a writer."""
     found: list[int] = []
     async with connect(f"sqlite://{folder}/metadata.db") as ledgers:
         for number in range(_LEDGERS):
-            writer = await ledgers.create(ensemble=2, write=2)  # A bookie of three can be drained.
+            writer = await ledgers.create(ensemble=2, write=2)  # One of three can be drained.
             writer.append_many([b"%d" % each for each in range(10)])
             await writer.flush()
             await (writer.close() if number else writer.stop())

@@ -1,11 +1,11 @@
-"""Log servers are killed, again and again (`python -m tests rest --kills N`), while
+"""Kills log servers again and again (`python -m tests rest --kills N`) under this load:
 
-the script     examples/append_exactly_once.sh appends lines, and is killed itself at times
-followers      one on each server come back with the last id that they heard, as a browser's EventSource;
-               with `--browser` the one on the first server is Chromium's; where there is none, that is said,
-               and all else is tried
+the script     examples/append_exactly_once.sh appends lines, and is sometimes killed, too
+followers      one on each server reconnects with the last id that it received, like a browser's
+               EventSource; with `--browser` the follower on the first server is Chromium, unless
+               there is none, which is reported
 
-Then the log has each line once, in order, and so did each follower hear it.
+At the end the log has each line once and in order, and each follower has received it so.
 """
 
 import os
@@ -34,8 +34,8 @@ RECORDS: Final = f"{LOG}/records"
 SERVERS: Final = ("a", "b")
 
 _PATIENCE_S: Final = 60.0
-_LINES_BETWEEN: Final = 8  # Two strikes, at most.
-_MORE_S: Final = 0.02  # And so long in addition, at most: at any moment of a request.
+_LINES_BETWEEN: Final = 8  # The maximum between two kills.
+_MORE_S: Final = 0.02  # The maximum additional delay, so that kills hit any moment of a request.
 _SCRIPT_DIES_EVERY: Final = 5
 _SHOWN_MAX: Final = 5
 
@@ -77,7 +77,7 @@ def run(
             f"{codes.count('201'):,} appended, {recognised} recognised, the others unanswered; "
             f"followers came back {sum(each.connections - 1 for each in followers)} times"
         )
-        if not recognised:  # Answers were lost, too.
+        if not recognised:  # Responses were dropped, so some lines must be recognised.
             say("no line was asked for again that had been appended: that shows nothing")
             tally.failed += 1
         for each in followers:
@@ -104,14 +104,14 @@ def _strike(
         server = chance.choice(servers)
         server.kill()
         server.start()
-        chance.choice(servers).until_ready()  # Now and then both are away.
+        chance.choice(servers).until_ready()  # Waits for one only, so that sometimes both are away.
     progress(kills, kills)
     for server in servers:
         server.until_ready()
 
 
 class Server:
-    """In each life at the same places."""
+    """A log server that listens on the same ports after each restart."""
 
     def __init__(self, cluster: LogProcesses, name: str) -> None:
         self.name = name
@@ -151,7 +151,7 @@ class Server:
 
 
 def _port() -> int:
-    """Free, and none that a connection on its way out might take while its server is away."""
+    """A free port that the system does not use for outgoing connections."""
     while True:
         with socket.socket() as found, suppress(OSError):
             found.bind(("127.0.0.1", next(_PORTS)))

@@ -1,4 +1,7 @@
-"""A log server as what random requests are sent to. Each batch of requests has new logs, since earlier ones may be sealed or deleted."""
+"""A log server as the target of random requests.
+
+Each batch has new logs. The earlier logs may be sealed or deleted.
+"""
 
 import http.client
 from pathlib import Path
@@ -32,7 +35,7 @@ class LogSubject:
         }
 
     def begin_for_schemathesis(self, door: Door, _folder: Path) -> Known:
-        """One log is neither sealed nor deleted."""
+        """Returns one log that is never sealed or deleted."""
         door.json("PUT", "/v1/namespaces/default/logs/standing")
         return {"namespace": ["default"], "log": ["standing"], "server": ["log-1"]}
 

@@ -1,11 +1,12 @@
-"""Recovery servers are killed, again and again (`python -m tests rest --of cluster --kills N`), while operations run.
+"""Kills recovery servers again and again while operations run.
 
-In each round an operation begins (a drain, the recovery of a bookie that was killed, or the verification of a ledger), and a
-server is killed at a random moment: the one that was asked, the steward that runs the operation, or a worker. A caller whose
-reply was lost asks again, at any server, with the same key. Then
+Run as `python -m tests rest --of cluster --kills N`. In each round an operation begins: a drain,
+the recovery of a killed bookie, or the verification of a ledger. A server is killed at a random
+moment: the one that got the request, the steward that runs the operation, or a worker. A caller
+whose response was lost repeats the request at any server with the same key. At the end:
 
-    each operation     was begun once for its key (OP2), is known to every server, and is done (OP4)
-    what has ended     never changes again, at any server (OP1)
+    each operation     began once for its key (OP2), is known to every server, and is done (OP4)
+    ended operations   never change again, at any server (OP1)
     each ledger        has all its copies, and they are sound
 """
 
@@ -33,13 +34,16 @@ from tests.support.zookeeper import free_port
 from tests.tally import Tally
 
 _BOOKIES: Final = ("bk-1", "bk-2", "bk-3", "bk-4", "bk-5")
-_STORE_OWNER: Final = "bk-1"  # The first one serves the embedded store.
+_STORE_OWNER: Final = "bk-1"  # The first bookie serves the embedded store.
 _SERVERS: Final = {"door": ("--only-http",), "first": (), "second": ()}
 _LEDGERS: Final = 12
 _ENTRIES: Final = [b"%01000d" % number for number in range(30)]
-_RATE: Final = 300_000  # A second: each operation takes one, or a little more.
+_RATE: Final = 300_000  # Bytes per second, so that each operation takes a second or slightly more.
 _SESSION_S: Final = "2"
-_BEFORE_KILL_S: Final = (0.02, 1.5)  # At most: the request is on its way then, or the operation.
+_BEFORE_KILL_S: Final = (
+    0.02,
+    1.5,
+)  # Maximum: hits the request, or the operation.
 _PATIENCE_S: Final = 120.0
 _LASTING: Final = re.compile("[0-9a-f]{32}")
 _PAUSE_S: Final = 0.1
@@ -84,16 +88,16 @@ def run(kills: int, seed: int, progress: Progress, say: Say) -> Tally:
 
 
 class _Site:
-    """Five bookies, and three servers that speak HTTP: one of them neither votes nor copies."""
+    """Five bookies and three servers with HTTP, one of which neither votes nor copies."""
 
     def __init__(self, children: Family, folder: Path) -> None:
         self.cluster = ProcessCluster(
             children, folder, _BOOKIES, {"ROLLBOOK_SESSION_TIMEOUT_S": _SESSION_S}
         )
         self.begun: dict[str, str] = {}  # Operations by key.
-        self.ended: dict[str, dict[str, Any]] = {}  # As each was seen first.
+        self.ended: dict[str, dict[str, Any]] = {}  # First ended state of each.
         self.changed: dict[str, str] = {}
-        self.lost = 0  # Replies.
+        self.lost = 0  # Lost responses.
         self._children = children
         self._ports = {name: free_port() for name in _SERVERS}
         self._running: dict[str, Child] = {}
@@ -101,7 +105,7 @@ class _Site:
             self.start(name)
 
     def start(self, name: str) -> None:
-        """It serves when it returns."""
+        """Returns when the server is ready."""
         child = self._children.start(
             sys.executable,
             "-m",
@@ -126,7 +130,7 @@ class _Site:
         self._running[name].kill()
 
     def ask(self, method: str, path: str, body: Any = None, key: str = "", at: str = "") -> Any:
-        """At a server, or at one after the other until one has answered."""
+        """Sends a request to server `at`, or to one after the other until one answers."""
         deadline = time.monotonic() + _PATIENCE_S
         names = [at] if at else random.sample(list(_SERVERS), len(_SERVERS))
         while True:
@@ -161,7 +165,7 @@ class _Site:
             time.sleep(_PAUSE_S)
 
     def judge(self) -> dict[str, str]:
-        """What is wrong with each; empty: nothing."""
+        """What is wrong with each operation and ledger; empty if nothing."""
         found = {}
         for operation_id in self.begun.values():
             states = {self.look(operation_id, at=name)["state"] for name in _SERVERS}
@@ -169,7 +173,7 @@ class _Site:
             found[operation_id] = self.changed.get(operation_id, wrong)
         listed = self.ask("GET", "operations?limit=1000")["operations"]
         for each in listed:
-            # Bookies made active again are operations of one server's own, and have names for ids.
+            # Reactivations of bookies are local operations of one server, whose ids are names.
             if _LASTING.fullmatch(each["id"]) and each["id"] not in found:
                 found[each["id"]] = f"nobody asked for it: {each}"
         return found
@@ -185,7 +189,7 @@ def _send(port: int, method: str, path: str, body: Any, key: str) -> Any:
 
 
 def _round(site: _Site, number: int, ids: list[int], chance: random.Random) -> str:
-    """Which part the server had that was killed."""
+    """Runs a round; returns the role of the killed server."""
     kind = chance.choice(("drain", "drain", "recover", "recover", "verify"))
     bookie = chance.choice([name for name in _BOOKIES if name != _STORE_OWNER])
     path, body = {

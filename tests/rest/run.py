@@ -1,11 +1,11 @@
-"""Random requests to a real server (`python -m tests rest`): each is answered, and as OpenAPI says.
+"""Random requests to a real server (`python -m tests rest`), whose responses must match OpenAPI.
 
 The server is a log server, or with `--of cluster` the management of a cluster (`cluster_subject.py`).
 
-an answer       comes in time, with a status that is documented, and never as a surprise (INTERNAL)
-a good one      is of its schema
-a refusal       is a problem with a reason of the table, its status, its outcome
-the server      serves as before when all is over, and holds no reader
+a response       comes in time, with a documented status, and never with the reason INTERNAL
+a success        matches its schema
+a refusal        is a problem with a reason of the table, and with the reason's status and outcome
+the server       still works at the end, and has no reader left
 """
 
 import http.client
@@ -32,7 +32,7 @@ _BY_HTTP: Final = {"401", "403", "404", "405", "406", "408", "413", "415", "421"
 _REASONS: Final = {error.code.reason: error.code.http for error in every_error()}
 _SHOWN: Final = 20
 _LIFE: Final = (
-    60  # Requests, then there are new logs: the others are sealed, deleted, out of order.
+    60  # Requests per batch. Each batch has new logs, because requests seal and delete them.
 )
 
 Progress = Callable[[int, int], None]
@@ -40,23 +40,23 @@ Say = Callable[[str], None]
 
 
 class Subject(Protocol):
-    """What the requests are sent to, on a `rollbook dev` of its own."""
+    """The target of the requests, in its own `rollbook dev`."""
 
     bookies: int
-    often: str  # How paths end that are asked most often.
-    hooks: str  # The file with what Schemathesis has to know.
+    often: str  # The ending of the paths that are requested most often.
+    hooks: str  # The file with hooks for Schemathesis.
 
     def base(self, said: str) -> str:
-        """Where it is, `host:port`, by what `rollbook dev` printed."""
+        """Its `host:port`, from the output of `rollbook dev`."""
 
     def begin(self, door: "Door", number: int, folder: Path) -> Known:
-        """Puts right what earlier requests did. Returns what is there."""
+        """Undoes the effects of earlier requests. Returns the existing names."""
 
     def begin_for_schemathesis(self, door: "Door", folder: Path) -> Known:
-        """What is there, from the first request to the last."""
+        """The names that exist from the first request to the last."""
 
     def afterwards(self, door: "Door", folder: Path) -> list[str]:
-        """What does not work any more."""
+        """Faults of the server after all requests; empty if it still works."""
 
 
 def run(subject: Subject, cases: int, seed: int, progress: Progress, say: Say) -> Tally:
@@ -90,14 +90,14 @@ def run(subject: Subject, cases: int, seed: int, progress: Progress, say: Say) -
 
 
 class Door:
-    """One connection, made again when it is over."""
+    """One connection, opened again when it is closed."""
 
     def __init__(self, place: str) -> None:
         self.place = place
         self._connection = http.client.HTTPConnection(place, timeout=_PATIENCE_S)
 
     def ask(self, case: Case) -> tuple[int, dict[str, str], bytes]:
-        """Of an answer that goes on its head alone."""
+        """Returns status, headers and body; an endless response is read only up to its head."""
         self._connection.putrequest(case.method, case.path, skip_accept_encoding=True)
         for name, value in case.headers.items():
             self._connection.putheader(name, value.encode("latin-1"))
@@ -114,7 +114,7 @@ class Door:
         return answer.status, headers, body
 
     def json(self, method: str, path: str, body: bytes | dict[str, Any] = b"") -> Any:
-        """Of a server that is not drained or out of order permanently."""
+        """Returns the JSON of a successful response. Retries like `tries`."""
         status, found = self.tries(method, path, body)
         assert status < 300, (method, path, status, found)
         return json.loads(found) if found else None
@@ -122,7 +122,7 @@ class Door:
     def tries(
         self, method: str, path: str, body: bytes | dict[str, Any] = b""
     ) -> tuple[int, bytes]:
-        """Its answer, whatever that is. `body`: bytes of a record, or fields."""
+        """Returns any response. `body` is the bytes of a record or a dict of fields."""
         kind = "application/json" if isinstance(body, dict) else "application/octet-stream"
         data = json.dumps(body).encode() if isinstance(body, dict) else body
         headers = {"content-type": kind} if data else {}
@@ -131,14 +131,14 @@ class Door:
             status, _, found = self.ask(Case("", method, path, headers, data))
             if status != 503 or time.monotonic() > deadline:
                 return status, found
-            time.sleep(_PAUSE_S)  # It may have lost touch with its metadata for a moment.
+            time.sleep(_PAUSE_S)  # The server may have lost its metadata store for a moment.
 
     def close(self) -> None:
         self._connection.close()
 
 
 def _judge(door: Door, document: Json, case: Case, answers: Counter[str]) -> str:
-    """What is wrong with the answer; empty: nothing."""
+    """What is wrong with the response; empty if nothing."""
     try:
         status, headers, body = door.ask(case)
     except (OSError, http.client.HTTPException) as error:

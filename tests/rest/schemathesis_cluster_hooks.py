@@ -1,7 +1,7 @@
-"""What Schemathesis has to know of a cluster's management: what is there to ask of.
+"""Hooks that tell Schemathesis the bookies, ledgers and operations that exist in a cluster.
 
-Its own environment loads this (`make schemathesis`), so nothing of ours is imported here. Names that it makes up are
-those of no bookie, ledger or operation.
+Schemathesis' environment loads this (`make schemathesis`), so it imports nothing from Rollbook.
+Names that Schemathesis generates belong to no bookie, ledger or operation.
 """
 
 import json
@@ -17,8 +17,10 @@ _UNDECLARED: Final = "x-schemathesis-unknown-property"
 
 
 def map_case(_context: Any, case: Any) -> Any:
-    """What is wrong on purpose stays wrong: put right, it would be expected to be refused, and answered. Ids that a link
-    supplies stay, too: they are those of what was just made."""
+    """Keeps values that are invalid on purpose, because Schemathesis expects a refusal.
+
+    Ids from links stay, too: they name objects that were just created.
+    """
     if case.meta and case.meta.phase.name.value == "stateful":
         return case
     for place, name in _PLACES:
@@ -29,7 +31,7 @@ def map_case(_context: Any, case: Any) -> Any:
 
 
 def _of_what_is_there(found: dict[str, Any]) -> dict[str, Any]:
-    """Two of three. Ledgers are in queries, too: BookKeeper's paths have them there."""
+    """Uses existing names in two of three cases, also in queries, where BookKeeper has ledger ids."""
     chance = crc32(repr(sorted(found.items())).encode("utf-8", "backslashreplace"))
     if chance % 3 == 0:
         return found
@@ -40,7 +42,7 @@ def _of_what_is_there(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def filter_case(_context: Any, case: Any) -> bool:
-    """A header that nobody declared is let through, as HTTP wants it: that is no bad request."""
+    """HTTP servers ignore undeclared headers, so such cases are not bad requests."""
     return _UNDECLARED not in (case.headers or {})
 
 

@@ -1,7 +1,8 @@
-"""What Schemathesis has to know of us: how lines are sent, and what is there to ask of.
+"""Hooks that tell Schemathesis how lines are sent and which logs exist.
 
-Its own environment loads this (`make schemathesis`), so nothing of ours is imported here. Names that it makes up are
-those of no log, and after its first `:drain` all that it sends would come to one refusal.
+Schemathesis' environment loads this (`make schemathesis`), so it imports nothing from Rollbook.
+Names that Schemathesis generates belong to no log, and after its first `:drain` all requests would
+be refused.
 """
 
 import json
@@ -13,13 +14,13 @@ from zlib import crc32
 import schemathesis
 
 _KNOWN: Final = {name: found[0] for name, found in json.loads(os.environ["ROLLBOOK_KNOWN"]).items()}
-_WAITS_MS: Final = "500"  # Who says nothing else: half a minute is the server's own default.
+_WAITS_MS: Final = "500"  # The time-out of cases without one; the server's default is 30 s.
 _PATIENCE_S: Final = 40.0
 _UNDECLARED: Final = "x-schemathesis-unknown-property"
 
 
 def lines(_context: Any, value: Any) -> dict[str, bytes]:
-    """Half of them as records, half as they are."""
+    """Encodes half of the values as records, and sends the others unchanged."""
     text = value if isinstance(value, str) else json.dumps(value)
     if crc32(text.encode("utf-8", "surrogatepass")) % 2:
         text = "\n".join(json.dumps({"text": line}) for line in text.split("\n"))
@@ -27,7 +28,7 @@ def lines(_context: Any, value: Any) -> dict[str, bytes]:
 
 
 def map_path_parameters(context: Any, found: Any) -> Any:
-    """Every other request names something that exists."""
+    """Uses existing names in every other request."""
     operation = context.operation
     is_an_end = operation.path.endswith(":seal") or (
         operation.method == "delete" and operation.path.endswith("/logs/{log}")
@@ -44,12 +45,12 @@ def map_headers(_context: Any, found: Any) -> Any:
 
 
 def filter_case(_context: Any, case: Any) -> bool:
-    """A header that nobody declared is let through, as HTTP wants it: that is no bad request."""
+    """HTTP servers ignore undeclared headers, so such cases are not bad requests."""
     return _UNDECLARED not in (case.headers or {})
 
 
 def after_call(_context: Any, case: Any, response: Any) -> None:
-    """A server that was drained takes logs again."""
+    """Makes a drained server accept logs again."""
     if response.status_code < 300 and case.path.endswith(":drain"):
         base = response.request.url.partition("/v1/")[0]
         resume = urllib.request.Request(

@@ -1,5 +1,9 @@
-"""Schemathesis over our OpenAPI (`make schemathesis`, or `OF=cluster` with it), against a `rollbook dev` of its own: all
-its checks but what `schemathesis.toml` takes out, with reasons. A run that sent too little has failed, too."""
+"""Runs Schemathesis on our OpenAPI (`make schemathesis`, also with `OF=cluster`) and a `rollbook
+dev`.
+
+Uses all checks except those that `schemathesis.toml` excludes with reasons. A run that sent too few
+requests fails, too.
+"""
 
 import json
 import os
@@ -15,8 +19,8 @@ from tests.tally import Tally, missing_piece
 
 PROGRAM: Final = Path("build/schemathesis/bin/schemathesis").absolute()
 _FOLDER: Final = Path(__file__).parent
-_PATIENCE_S: Final = 40.0  # Longer than a server lets anybody wait who names no time.
-# Of what it may make up for an operation it makes half: where answers teach it nothing, it ends early.
+_PATIENCE_S: Final = 40.0  # Longer than the server's default time-out.
+# Schemathesis must make at least half of its cases: it stops early if responses teach it nothing.
 _MADE_UP_OF_ALLOWED: Final = 0.5
 
 
@@ -47,7 +51,7 @@ def run(subject: Subject, cases: int, seed: int) -> Tally:
 
 
 def _send(door: Door, cases: int, seed: int, report: Path, hooks: dict[str, str]) -> dict[str, Any]:
-    """What it says of failures goes where all other output goes."""
+    """Runs Schemathesis, whose reports of failures go to the normal output."""
     operations = sum(map(len, door.json("GET", "/openapi.json")["paths"].values()))
     each = 1 + int(cases / operations / _MADE_UP_OF_ALLOWED)
     where = f"http://{door.place}/openapi.json"

@@ -1,4 +1,6 @@
-"""The shell script that users copy, run by tests: it gets lines, dies and goes on, and loses answers."""
+"""Runs the shell script that users copy: it gets lines, is killed and restarted, and loses
+responses.
+"""
 
 import http.client
 import json
@@ -14,11 +16,11 @@ from tests.support.processes import REPOSITORY, Family
 SCRIPT: Final = REPOSITORY / "examples" / "append_exactly_once.sh"
 
 _PATIENCE_S: Final = 60.0
-_AHEAD: Final = 100  # Lines, of what is known to be appended.
+_AHEAD: Final = 100  # Lines given to the script beyond those known to be appended.
 
 
 class Script:
-    """It gets its lines as it needs them; started again, from the first one on."""
+    """Gives the script lines as it needs them; after a restart again from the first one."""
 
     def __init__(self, children: Family, folder: Path, log: str, places: Sequence[str]) -> None:
         self.deaths = 0
@@ -35,7 +37,7 @@ class Script:
 
     @property
     def next(self) -> int:
-        """The number of the first line that it does not know to be appended."""
+        """The number of the first line that the script does not know to be appended."""
         return int(self._next_file.read_text()) if self._next_file.exists() else 0
 
     @property
@@ -53,20 +55,20 @@ class Script:
             time.sleep(0.005)
 
     def die(self) -> None:
-        """A request of its may be on its way, and stay so."""
+        """Kills the script. A request of it may still be on its way."""
         self._child.kill()
         self.deaths += 1
         self._start()
 
     def end(self) -> list[str]:
-        """All lines that it was given, after it has appended them."""
+        """Waits until the script has appended all its lines, and returns them."""
         self.wait_for(self.next + 1)
         self._child.end_input()
         assert self._child.wait(_PATIENCE_S) == 0
         return [_line(number) for number in range(self._said)]
 
     def lose_answer(self) -> None:
-        """The next one never comes, to a request that was served."""
+        """Drops the next response to a request that was served."""
         self._lose_file.touch()
 
     def _start(self) -> None:
@@ -84,7 +86,7 @@ class Script:
             self._said += 1
 
     def _put_in_between(self, path: Path) -> None:
-        """A curl that writes down what it was answered, and loses it if it is to."""
+        """Writes a wrapper of curl that records responses, and drops one on demand."""
         lines = (
             "#!/bin/sh",
             f'code=$("{which("curl")}" "$@" 2>/dev/null)',
@@ -97,12 +99,12 @@ class Script:
 
 
 def _line(number: int) -> str:
-    """Not what `echo` or `read` would leave as it is."""
+    """A line with characters that `echo` or `read` would change."""
     return f"  {number}\\n $HOME 'ä' \"%s\" "
 
 
 def asked(place: str, method: str, path: str) -> Any:
-    """Of whichever server owns the log: it asks that one for us; and again while none does."""
+    """Sends a request, which the server forwards to the log's owner; retries while there is none."""
     deadline = time.monotonic() + _PATIENCE_S
     while True:
         status, answer = _asked_once(place, method, path)
@@ -124,7 +126,7 @@ def _asked_once(place: str, method: str, path: str) -> tuple[int, Any]:
 
 
 def read_all(place: str, log: str) -> Iterator[str]:
-    """All that was ever acknowledged, by whichever server: from answer to answer, which may be short."""
+    """Reads all acknowledged lines from one server. Responses may be short."""
     start, tail = 0, asked(place, "POST", f"{log}:barrier")["tail"]
     while start < tail:
         found = asked(place, "GET", f"{log}/records?from={start}")

@@ -1,4 +1,4 @@
-"""One connection to a bookie, in the words of version 2 or 3, for tests: no ledger client.
+"""One connection to a bookie with protocol version 2 or 3, for tests: not a ledger client.
 
     async with await connect(address, version=3) as client:
         ledger = client.ledger(7)
@@ -6,8 +6,8 @@
         client.send(ledger.pack(0, NO_ENTRY, b"payload"))
         reply = await client.call(Read(LedgerId(7), EntryId(0)))
 
-Adds are sent as bytes, as many as one likes at once, and their answers come in columns to `on_adds`;
-everything else is a call with a reply of its own. Nothing is retried and nothing judged.
+Adds are sent as bytes, any number at once, and `on_adds` gets their responses in columns.
+Everything else is a call with one response. Nothing is retried or checked.
 """
 
 import asyncio
@@ -40,13 +40,13 @@ from rollbook.proto.wire.v3_adds import V3AddPacker
 PASSWORD: Final = b"secret"
 KEY: Final = ledger_key(PASSWORD)
 _CONNECT_TIMEOUT_S: Final = 30.0
-CALL_TIMEOUT_S: Final = 60.0  # For what must come, on a busy machine.
+CALL_TIMEOUT_S: Final = 60.0  # For a response that must come, on a busy machine.
 
 _Key = tuple[object, ...]
 
 
 class LedgerWriter:
-    """Packs the adds of one ledger in the words of one connection."""
+    """Packs the adds of one ledger for the protocol version of one connection."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class BookieClient(asyncio.Protocol):
         self.version = version
         self.on_adds: Callable[[AddReplies], None] = lambda _replies: None
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._transport: asyncio.Transport  # From connection_made() on.
+        self._transport: asyncio.Transport  # Set by connection_made().
         self._decoder = ReplyDecoder()
         self._txn_ids = itertools.count(1)
         self._waiting: dict[_Key, deque[asyncio.Future[Reply]]] = {}
@@ -121,12 +121,12 @@ class BookieClient(asyncio.Protocol):
         return LedgerWriter(ledger_id, self.version, self._txn_ids, kind, password)
 
     def send(self, frames: bytes) -> None:
-        """Whole frames or any bytes; adds are answered to `on_adds`."""
-        if not self._transport.is_closing():  # Else it was sent too late to arrive.
+        """Sends whole frames or any bytes; `on_adds` gets the responses to adds."""
+        if not self._transport.is_closing():  # Otherwise it is too late to send.
             self._transport.write(frames)
 
     async def drain(self) -> None:
-        """Until the socket takes more. Raises `ConnectionLost`."""
+        """Waits until the socket accepts more. Raises `ConnectionLost`."""
         if not self._may_write.is_set():
             waiting = asyncio.ensure_future(self._may_write.wait())
             try:
@@ -165,7 +165,7 @@ class BookieClient(asyncio.Protocol):
         return reply
 
     def pause(self) -> None:
-        """Takes nothing from the socket any more: a slow reader."""
+        """Stops reading from the socket, like a slow reader."""
         self._transport.pause_reading()
 
     def resume(self) -> None:
@@ -211,7 +211,7 @@ class BookieClient(asyncio.Protocol):
         future = futures.popleft()
         if not futures:
             del self._waiting[key]
-        if not future.done():  # Else its caller gave up.
+        if not future.done():  # Otherwise the caller was cancelled.
             future.set_result(answer.reply)
 
     def pause_writing(self) -> None:
@@ -225,13 +225,13 @@ class BookieClient(asyncio.Protocol):
             for future in futures:
                 if not future.done():
                     future.set_exception(ConnectionLost())
-                    future.exception()  # Many at once: nobody need look at each.
+                    future.exception()  # Marks the exception as retrieved.
         self._waiting.clear()
         self.lost.set_result(None)
 
 
 def _key_of_request(request: Request) -> _Key:
-    """In version 2 it is the ids that find the request; equal ones are answered in order."""
+    """In version 2 the ids identify a request; requests with equal ids are answered in order."""
     match request:
         case EntryRead(ledger_id, entry_id):
             return ("read", ledger_id, entry_id)

@@ -1,13 +1,13 @@
-"""Real bookie processes: `rollbook server bookie`, started, looked at, stopped and killed by tests.
+"""Real bookie processes: tests start, inspect, stop and kill `rollbook server bookie`.
 
     with processes.family() as children:
         bookie = bookies.start(children, folder, "sqlite:///…/metadata.db")
         address = bookie.wait_ready()
         bookie.kill()
-        bookie = bookies.start(children, folder, …)     # On what is left of it.
+        bookie = bookies.start(children, folder, …)     # Restarts it with its files.
 
-The bookie listens on a free port of its own choice, unless told otherwise, and keeps its id: a new
-life need not find the old port free.
+The bookie listens on a free port unless a test chooses one, and keeps its id: a restarted bookie
+does not need the old port.
 """
 
 import os
@@ -20,7 +20,7 @@ from rollbook.proto.ports import Address
 from tests.support import commands
 from tests.support.processes import Child, Family
 
-PATIENCE_S: Final = 60.0  # For anything that has to happen, on a busy machine.
+PATIENCE_S: Final = 60.0  # A time-out for anything that must happen, on a busy machine.
 _CLOCK_TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 
@@ -32,7 +32,7 @@ def arguments(
     listen: str = "127.0.0.1:0",
     ledger_dirs: int = 1,
 ) -> list[str]:
-    """The command line behind `rollbook`, with all of the bookie's files below `folder`."""
+    """The arguments of `rollbook`, with all of the bookie's files below `folder`."""
     directories = [folder / f"ledgers{number + 1}" for number in range(ledger_dirs)]
     return [
         "server",
@@ -59,7 +59,7 @@ def start(
     ledger_dirs: int = 1,
     environment: Mapping[str, str] = {},
 ) -> "RunningBookie":
-    """A bookie on its way; `wait_ready` says when it serves. `more` are further flags."""
+    """Starts a bookie; `wait_ready` waits until it serves. `more` are additional flags."""
     command = arguments(
         folder, metadata_url, bookie_id=bookie_id, listen=listen, ledger_dirs=ledger_dirs
     )
@@ -75,22 +75,25 @@ def address_in(ready_line: str) -> Address:
 
 
 def cpu_s(pid: int) -> float:
-    """Of all the process's threads, in user and kernel mode."""
+    """CPU seconds of all threads of the process, in user and kernel mode."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _CLOCK_TICKS
 
 
 def give_out_ids(metadata_url: str) -> None:
-    """For tests that write to ledgers without metadata: else a bookie takes its store for an older copy."""
+    """Raises the ledger id counter, for tests that write to ledgers without metadata.
+
+    Otherwise a bookie concludes that the metadata store was restored from an older copy.
+    """
     commands.run("cluster", "restored", "--yes", "--metadata", metadata_url).check_returncode()
 
 
 class RunningBookie:
-    """One process. What a test may do to it, and what the kernel says about it."""
+    """One bookie process: how tests control it, and what the kernel reports about it."""
 
     def __init__(self, child: Child) -> None:
         self.child = child
-        self.address: Address  # From `wait_ready` on.
+        self.address: Address  # Set by `wait_ready`.
 
     @property
     def pid(self) -> int:
@@ -101,20 +104,20 @@ class RunningBookie:
         return self.child.is_running
 
     def wait_ready(self, timeout_s: float = PATIENCE_S) -> Address:
-        """Its one line: the address is the last word. Raises `ChildFailed` if it ends instead."""
+        """Reads the address, the last word of its output line. Raises `ChildFailed` if it ends."""
         self.address = address_in(self.child.line(timeout_s))
         return self.address
 
     def kill(self) -> None:
-        """SIGKILL; gone when it returns."""
+        """Sends SIGKILL and waits until the process is gone."""
         self.child.kill()
 
     def terminate(self) -> None:
-        """SIGTERM; `wait` says how it ended."""
+        """Sends SIGTERM; `wait` returns the exit code."""
         self.child.terminate()
 
     def stop(self) -> None:
-        """SIGSTOP; stands still when it returns."""
+        """Sends SIGSTOP and waits until the process is stopped."""
         self.child.stop()
 
     def resume(self) -> None:
@@ -131,7 +134,7 @@ class RunningBookie:
 
     @property
     def most_resident_bytes(self) -> int:
-        """Ever, or since `forget_peak`."""
+        """The peak since the start or since `forget_peak`."""
         return self._status("VmHWM")
 
     def forget_peak(self) -> None:
@@ -147,7 +150,7 @@ class RunningBookie:
 
     @property
     def written_bytes(self) -> int:
-        """Handed to the disk's file systems so far."""
+        """Bytes handed to file systems so far."""
         return self._field("io", "write_bytes")
 
     def _status(self, name: str) -> int:
@@ -162,5 +165,5 @@ class RunningBookie:
 
 
 def serving(bookies: Sequence[RunningBookie]) -> list[Address]:
-    """Waits for all of them."""
+    """Waits until all bookies serve."""
     return [bookie.wait_ready() for bookie in bookies]

@@ -1,4 +1,4 @@
-"""Captures what an eavesdropper on this machine's interfaces reads. Only root may capture packets, and only Linux lets it do so like this."""
+"""Captures packets on this machine's interfaces like an eavesdropper. Needs root on Linux."""
 
 import socket
 import threading
@@ -11,10 +11,10 @@ _PATIENCE_S: Final = 30.0
 
 
 class Capture:
-    """Packets that have some words in them."""
+    """Captures packets that contain one of some words."""
 
     def __init__(self, *words: bytes, interface: str = "") -> None:
-        """`interface`: empty for all of them. Raises `PermissionError`."""
+        """An empty `interface` means all interfaces. Raises `PermissionError`."""
         self.seen: dict[bytes, int] = dict.fromkeys((*words, _CONTROL), 0)
         self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(_ETH_P_ALL))
         if interface:
@@ -34,7 +34,7 @@ class Capture:
                 self.seen[word] += word in packet
 
     def await_control(self) -> None:
-        """Everything that was sent before has been looked at when this returns."""
+        """Waits until everything that was sent before has been examined."""
         deadline_s = time.monotonic() + _PATIENCE_S
         while not self.seen[_CONTROL]:
             assert time.monotonic() < deadline_s, "the capture sees nothing"

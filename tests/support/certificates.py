@@ -1,4 +1,4 @@
-"""An authority, a server's certificate, and clients' with and without a future."""
+"""A CA, certificates of servers, and valid and expired certificates of clients."""
 
 import subprocess
 from dataclasses import dataclass
@@ -36,7 +36,10 @@ class Authority:
         return str(self.folder / "ca.pem")
 
     def issue(self, name: str, alternative: str, *, days: int = 2) -> TlsFiles:
-        """`alternative`: as openssl has it, `DNS:ingest.example.com`. Without days it is over."""
+        """`alternative` has openssl's form: `DNS:ingest.example.com`.
+
+        With 0 days it has expired.
+        """
         request, certificate, key = (
             str(self.folder / f"{name}.{kind}") for kind in ("csr", "pem", "key")
         )

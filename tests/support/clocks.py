@@ -1,15 +1,15 @@
-"""Clocks that tests move on."""
+"""Clocks that tests advance."""
 
 import asyncio
 from typing import Final
 
 import pytest
 
-_TURNS: Final = 50  # Of the loop, for what becomes due to be done, and what follows from it.
+_TURNS: Final = 50  # Iterations of the loop in which due timers and their consequences run.
 
 
 class StandingClock:
-    """It stands until a test moves it."""
+    """A clock that only the test advances."""
 
     def __init__(self, now_ns: int = 0) -> None:
         self.now_ns = now_ns
@@ -25,7 +25,7 @@ class StandingClock:
 
 
 class LoopTime:
-    """The loop's own, which can be moved on: long deadlines pass when a test says so, and by nothing else."""
+    """The event loop's clock, which tests can advance so that long deadlines pass."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         loop = asyncio.get_running_loop()
@@ -36,7 +36,7 @@ class LoopTime:
         return self._real() + self._ahead_s
 
     async def pass_by(self, seconds: float) -> None:
-        """At once, as for a process that stood still; then many turns of the loop."""
+        """Advances the clock at once, as for a stopped process, then runs the loop many times."""
         self._ahead_s += seconds
         for _ in range(_TURNS):
             await asyncio.sleep(0)

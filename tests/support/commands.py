@@ -1,8 +1,8 @@
-"""`rollbook …` as a user types it, without the half second that its imports take.
+"""Runs `rollbook …` as a user does, without the half second that its imports take.
 
-A process that has imported what commands need forks for each of them, and tells how it ended. A
-command has an environment, an input, outputs and an exit code of its own, as if it had been started;
-what it imports by itself, and when, is for other tests. The process ends with the tests.
+A process that has imported the modules of commands forks for each command and reports how it ended.
+A command has its own environment, input, outputs and exit code, as if it had been started. Which
+modules it imports, and when, is not tested with this. The process ends with the tests.
 
     done = commands.run("ledger", "ls", environment={"ROLLBOOK_METADATA": url})
 """
@@ -41,7 +41,7 @@ def run(
     environment: Mapping[str, str] = {},
     timeout_s: float = PATIENCE_S,
 ) -> subprocess.CompletedProcess[bytes]:
-    """`environment`: besides that of the tests. Raises `subprocess.TimeoutExpired`."""
+    """`environment` is added to that of the tests. Raises `subprocess.TimeoutExpired`."""
     return _forge().run(arguments, stdin, {**os.environ, **environment}, timeout_s)
 
 
@@ -53,7 +53,7 @@ def _forge() -> "_Forge":
 
 
 class _Forge:
-    """One command at a time."""
+    """Runs one command at a time."""
 
     def __init__(self) -> None:
         self._turn = threading.Lock()
@@ -78,7 +78,10 @@ class _Forge:
             socket.send_fds(self._line, [request], files)
             os.close(its_input)
             pid = int(self._line.recv(64))
-            with suppress(BrokenPipeError), open(feed, "wb") as pipe:  # It need not read all.
+            with (
+                suppress(BrokenPipeError),
+                open(feed, "wb") as pipe,
+            ):  # Input may stay unread.
                 pipe.write(stdin)
             self._line.settimeout(timeout_s)
             try:
@@ -103,7 +106,7 @@ class _Forge:
 
 
 def _serve(line: socket.socket) -> None:
-    """Returns when the tests are gone; and in each command's process, where it shall be run."""
+    """Returns when the tests have ended, and in each forked process, which then runs its command."""
     while True:
         request, files, _, _ = socket.recv_fds(line, _REQUEST_BYTES_MAX, 3)
         if not request:
@@ -121,11 +124,11 @@ def _serve(line: socket.socket) -> None:
 
 
 def become(files: Sequence[int], words: Sequence[str], environment: dict[str, str]) -> None:
-    """The process of a command: what it reads and writes, what it was called with, its environment."""
+    """Turns this process into that of a command: sets its files, arguments and environment."""
     for number, file in enumerate(files):
         os.dup2(file, number)
         os.close(file)
-    # What the product sets when gRPC is loaded, it would set in a process of its own, too.
+    # In a separate process the product would set this when gRPC is loaded, too.
     loaded = {name: value for name, value in os.environ.items() if name.startswith("GRPC_")}
     os.environ.clear()
     os.environ.update(loaded | environment)
@@ -136,9 +139,9 @@ if __name__ == "__main__":
     from rollbook.api.cli import main
 
     for name in _PRELOADED:
-        with suppress(ImportError):  # Of a product that is older than these tests.
+        with suppress(ImportError):  # The product may be older than these tests.
             importlib.import_module(name)
     gc.collect()
-    gc.freeze()  # What is loaded stays: a command's collections need not look at it.
+    gc.freeze()  # Excludes loaded modules from garbage collections of the commands.
     _serve(socket.socket(fileno=int(sys.argv[1])))
     main.main()

@@ -1,4 +1,4 @@
-"""Pages and examples speak HTTP by curl, and read its answers by jq."""
+"""Finds curl and jq, which pages and examples use for HTTP."""
 
 import shutil
 
@@ -14,7 +14,7 @@ def missing() -> str:
 
 
 def missing_with_jq() -> str:
-    """Empty: both are there."""
+    """The reason of a skip; empty if both programs are there."""
     if not is_there():
         return missing()
     return "" if shutil.which("jq") else missing_piece("jq", "there is no jq", "apt-get install jq")

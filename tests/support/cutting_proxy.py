@@ -1,16 +1,16 @@
-"""A proxy between a client and a server that fails them at a chosen request.
+"""A proxy between a client and a server that breaks connections at a chosen request.
 
     with CuttingProxy("127.0.0.1:2181", ZOOKEEPER) as proxy:
         ... a client connects to proxy.address ...
-        proxy.lose_reply()      # the next request is applied, and nobody hears of it
-        proxy.lose_request()    # the next request never arrives
-        proxy.cut()             # now
+        proxy.lose_reply()      # The next request is served, and its reply is dropped.
+        proxy.lose_request()    # The next request is dropped.
+        proxy.cut()             # All connections break now.
 
-Each of the first two strikes once: the connection it strikes on breaks. All are in force when they
-return, and new connections are accepted unless `refuse` was called.
+Each of the first two takes effect once, and breaks the connection of its request. All are in force
+when they return, and new connections are accepted unless `refuse` was called.
 
-The proxy runs on a thread of its own, for clients on any loop or thread. Addresses are `host:port`
-or the path of a Unix socket; it listens on the same kind as it connects to.
+The proxy runs in its own thread, for clients in any loop or thread. Addresses are `host:port` or
+the path of a Unix socket; it listens on the same kind as it connects to.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ _LENGTH_BYTES: Final = 4  # Both protocols: a frame is its length, big-endian, a
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """Tells requests and their answers by an id; None: a handshake, a heartbeat, an event."""
+    """Finds the id of a request or response; None for a handshake, a heartbeat or an event."""
 
     request_id: Callable[[bytes], int | None]
     answer_id: Callable[[bytes], int | None]
@@ -98,38 +98,38 @@ class CuttingProxy:
     # --- Faults, from any thread ---
 
     def cut(self) -> None:
-        """Every connection breaks. What was on its way is lost."""
+        """Breaks every connection. Data in transit is lost."""
         self._call(self._cut)
 
     def refuse(self) -> None:
-        """No new connection until `accept`."""
+        """Refuses new connections until `accept`."""
         self._call(lambda: setattr(self, "_refuses", True))
 
     def accept(self) -> None:
         self._call(lambda: setattr(self, "_refuses", False))
 
     def lose_request(self) -> None:
-        """The next request does not reach the server; its connection breaks."""
+        """Drops the next request and breaks its connection."""
         self._call(lambda: setattr(self, "_fault", _Fault.LOSE_REQUEST))
 
     def lose_reply(self) -> None:
-        """The next request is answered; instead of handing over the answer, its connection breaks."""
+        """Lets the server answer the next request, drops the reply and breaks the connection."""
         self._call(lambda: setattr(self, "_fault", _Fault.LOSE_REPLY))
 
     def forgive(self) -> None:
-        """Takes back a `lose_…` that has not struck."""
+        """Cancels a `lose_…` that has not taken effect."""
         self._call(lambda: setattr(self, "_fault", None))
 
     def pause(self) -> None:
-        """Connections stay, and nothing moves, until `resume`."""
+        """Keeps connections open but forwards nothing until `resume`."""
         self._call(lambda: self._hold(Direction.TO_SERVER, Direction.TO_CLIENT))
 
     def hold(self, direction: Direction) -> None:
-        """Nothing moves in this direction, until `resume`; the other one goes on."""
+        """Forwards nothing in this direction until `resume`; the other direction continues."""
         self._call(lambda: self._hold(direction))
 
     def resume(self) -> None:
-        """Lets the held bytes arrive now."""
+        """Forwards the held bytes."""
         self._call(self._hold)
 
     def _call(self, action: Callable[[], object]) -> None:
@@ -191,14 +191,14 @@ class CuttingProxy:
 
 @dataclass(eq=False)
 class _ProxiedConnection:
-    """One connection from the client, and ours to the server."""
+    """One connection from the client, and the proxy's connection to the server."""
 
     proxy: CuttingProxy
     client: asyncio.Transport
     connecting: asyncio.Task[None] = field(init=False)
     server: asyncio.Transport | None = None
     is_cut: bool = False
-    doomed: int | None = None  # The request whose answer will not be handed over.
+    doomed: int | None = None  # The request whose response will be dropped.
     to_server: list[bytes] = field(default_factory=list)
     to_client: list[bytes] = field(default_factory=list)
 

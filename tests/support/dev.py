@@ -14,7 +14,7 @@ PATIENCE_S: Final = 60.0
 
 @dataclass(frozen=True)
 class RunningDev:
-    said: str  # All of it, up to `ready: …`.
+    said: str  # The output up to `ready: …`.
 
     @property
     def address(self) -> str:
@@ -23,7 +23,7 @@ class RunningDev:
 
 @contextmanager
 def running_dev(folder: Path, bookies: int) -> Iterator[RunningDev]:
-    """On a free port. It serves."""
+    """Runs `rollbook dev` on a free port, and yields when it is ready."""
     with processes.family() as children:
         command = ("dev", "--bookies", str(bookies), "--listen", "127.0.0.1:0", "--data")
         environment = {"NO_COLOR": "1", "PATH": os.environ["PATH"]}

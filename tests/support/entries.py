@@ -1,4 +1,4 @@
-"""Whole entries, as they are between their frame and the disk."""
+"""Complete entries, as in frames and on disk."""
 
 from rollbook.proto.ids import EntryId
 from rollbook.proto.wire.digest import LedgerDigest

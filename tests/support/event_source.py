@@ -1,4 +1,4 @@
-"""Does what a browser's EventSource does, for tests: it follows one URL, and comes back with the last id that it heard.
+"""Works like a browser's EventSource: follows one URL and reconnects with the last id received.
 
 with EventSource("127.0.0.1:7480", "/v1/namespaces/default/logs/a/records") as source:
     source.wait_for(3)
@@ -13,12 +13,12 @@ from types import TracebackType
 from typing import Final, Self
 
 _PAUSE_S: Final = 0.05
-_SILENCE_S: Final = 10.0  # Longer than heartbeats are apart.
+_SILENCE_S: Final = 10.0  # Longer than the interval of heartbeats.
 
 
 class EventSource:
     def __init__(self, place: str, path: str) -> None:
-        self.values: list[str] = []  # Of all records, in the order in which they were told.
+        self.values: list[str] = []  # The values of all records in the order received.
         self.connections = 0
         self.refusals: list[int] = []  # Statuses at which a browser would give up.
         self._place = place
@@ -38,7 +38,7 @@ class EventSource:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """When the next event, or its connection's end, is heard."""
+        """Ends when the next event arrives or the connection ends."""
         self._is_over = True
         self._thread.join()
 
@@ -63,13 +63,13 @@ class EventSource:
                 else:
                     self.refusals.append(answer.status)
             except (OSError, http.client.HTTPException):
-                pass  # It comes back.
+                pass  # It reconnects.
             finally:
                 connection.close()
             time.sleep(_PAUSE_S)
 
     def _hear(self, answer: http.client.HTTPResponse) -> None:
-        """An event counts when its empty line is there, and its id with it."""
+        """An event and its id count when its empty line has arrived."""
         fields: dict[str, str] = {}
         while not self._is_over and (line := answer.readline()).endswith(b"\n"):
             name, _, value = line.decode().rstrip("\n").partition(": ")

@@ -1,4 +1,4 @@
-"""A healer's way to a bookie of the same process: no HTTP between them."""
+"""Connects a healer directly to a bookie of the same process, without HTTP."""
 
 from rollbook.bookie.bookie import Bookie
 from rollbook.proto.ids import LedgerId

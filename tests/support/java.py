@@ -1,7 +1,7 @@
 """Java programs for tests: a folder with a `pom.xml`, built by Maven, run as `java @options CLASS`.
 
-Maven is asked once: what it found and built stays in the folder's `target` until the sources change
-or a jar is gone from Maven's own store.
+Maven runs once: its results stay in the folder's `target` until the sources change or a jar is
+missing in Maven's store.
 """
 
 import hashlib
@@ -16,12 +16,12 @@ from typing import Final
 PIECE: Final = "java"
 JAVA_RELEASE_MIN: Final = 17
 
-_ATTEMPTS: Final = 3  # A registry may hiccup.
+_ATTEMPTS: Final = 3  # A registry may fail for a moment.
 _BUILD_TIMEOUT_S: Final = 300
 
 
 class NoJava(Exception):
-    """No JDK, no Maven, or no way to Maven Central; the text says which."""
+    """JDK, Maven or access to Maven Central is missing; the message says which."""
 
 
 class JavaProject:
@@ -35,7 +35,7 @@ class JavaProject:
         self._folder = folder
         self._target = folder / "target"
         self._stamp = self._target / "built-from"
-        self._options_file = self._target / "jvm-options"  # Else each command is 8 KB of jars.
+        self._options_file = self._target / "jvm-options"  # Shortens commands by 8 KB.
         self._jvm_options, self._protos = jvm_options, protos
         self._is_built = False
         self.how_to_enable = (
@@ -46,7 +46,7 @@ class JavaProject:
     def command(
         self, main_class: str, *arguments: str | Path, options: Sequence[str] = ()
     ) -> list[str]:
-        """Runs a class of the project's or of its jars'; `options` are the JVM's."""
+        """The command for a class of the project or of its jars; `options` are for the JVM."""
         self.ensure_built()
         return [_java(), f"@{self._options_file}", *options, main_class, *map(str, arguments)]
 

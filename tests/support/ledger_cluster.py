@@ -1,6 +1,6 @@
-"""A small cluster of real bookies, to which a ledger client connects as anybody's would.
+"""A small cluster of real bookies, to which ledger clients connect as usual.
 
-In this process, on the caller's loop, for tests that look inside or want no processes:
+In this process, on the caller's loop, for tests that inspect bookies or need no processes:
 
     async with LocalCluster(folder) as cluster:
         async with cluster.connect() as ledgers: …
@@ -56,7 +56,7 @@ class _Machine:
 
 
 class LocalCluster:
-    """Its metadata lies in memory: `url` is good in this process, on this loop."""
+    """A cluster with metadata in memory: `url` is valid only in this process and on this loop."""
 
     def __init__(
         self,
@@ -65,11 +65,11 @@ class LocalCluster:
         tls: TlsFiles | None = None,
         space: SpaceConfig = DEFAULT_SPACE,
     ) -> None:
-        """With `tls` it listens behind it, too."""
+        """With `tls`, bookies also listen for TLS."""
         self._tls = tls
         self._space = space
         self.url = f"memory:{folder.name.replace('_', '-')}-{random.getrandbits(32):x}"
-        self.bookies: dict[str, Bookie] = {}  # Those that run.
+        self.bookies: dict[str, Bookie] = {}  # The running bookies.
         self._disks: list[SystemDisk] = []  # Each has ten threads.
         self._folder = folder
         self._names = tuple(names)
@@ -96,7 +96,7 @@ class LocalCluster:
         await self._store.close()
 
     async def start(self, name: str) -> Bookie:
-        """It serves and is registered when this returns."""
+        """Returns when the bookie serves and is registered."""
         settings = self._settings(name)
         tls = SocketTransport(server_tls=server_context(self._tls)) if self._tls else None
         store = await open_metadata_store(self.url)
@@ -131,12 +131,12 @@ class LocalCluster:
         )
 
     async def format(self, name: str) -> None:
-        """As `rollbook bookie format` does it to one that is stopped."""
+        """Formats a stopped bookie like `rollbook bookie format`."""
         async with self._identity(name) as identity:
             await identity.format(PATIENCE_S)
 
     async def lose_journal(self, name: str) -> None:
-        """Its files are gone, and written off, as `rollbook bookie write-off` does it."""
+        """Deletes the journal's files and writes them off like `rollbook bookie write-off`."""
         for path in (self._folder / name / "journal").glob("*.journal"):
             path.unlink()
         async with self._identity(name) as identity:
@@ -153,7 +153,7 @@ class LocalCluster:
             await store.close()
 
     async def stop(self, name: str) -> None:
-        """In order: gone from the registrations first."""
+        """Stops the bookie cleanly, which unregisters it first."""
         await self.bookies.pop(name).close()
 
     def connect(self, config: ClientConfig = DEFAULT) -> Connecting:
@@ -161,7 +161,7 @@ class LocalCluster:
 
 
 class ProcessCluster:
-    """`rollbook server bookie`, three times; the first of them serves the embedded store."""
+    """Three processes of `rollbook server bookie`; the first one serves the embedded store."""
 
     def __init__(
         self,
@@ -187,7 +187,7 @@ class ProcessCluster:
             await store.close()
 
     def start(self, name: str) -> bookies.RunningBookie:
-        """It serves and is registered when this returns."""
+        """Returns when the bookie serves and is registered."""
         bookie = bookies.start(
             self._children,
             self._folder / name,

@@ -2,9 +2,9 @@
 
 async with LogCluster(folder) as cluster:
     a = await cluster.start_server("a")
-    service = a.service                     # What is behind the door; there is no gRPC here.
-    await a.stop()                          # In order: its logs are handed over.
-    await a.kill()                          # Its port refuses from now on; nothing is said to anybody.
+    service = a.service                     # Called directly, without gRPC.
+    await a.stop()                          # Stops cleanly: its logs are handed over.
+    await a.kill()                          # Its port refuses from now on, without notice.
 """
 
 import asyncio
@@ -31,13 +31,14 @@ from rollbook.proto.runtime.network import SocketTransport
 from tests.support.ledger_cluster import LocalCluster
 from tests.support.services import service_of
 
-# A busy machine keeps this process from its leases for seconds, and no test here waits for one to run out.
+# Long, because a busy machine may delay renewals for seconds. No test here waits for a lease to
+# expire.
 QUICK: Final = LogServiceConfig(lease_s=30.0, rebalance_after_s=0.3, heartbeat_s=1.0)
 PATIENCE_S: Final = 30.0
 
 
 class RunningServer:
-    """One life of a log server."""
+    """A running log server, from start to stop or kill."""
 
     def __init__(
         self,
@@ -50,7 +51,7 @@ class RunningServer:
         self.server = service.server
         self.ledgers = ledgers
         self.lease = lease
-        self.is_gone = False  # It answers no other server.
+        self.is_gone = False  # If true, it does not answer other servers.
         self._listener = listener
 
     @property
@@ -62,12 +63,12 @@ class RunningServer:
         await self.forget()
 
     async def deafen(self) -> None:
-        """Its port refuses, as that of a dead process or one that tells a wrong address."""
+        """Makes its port refuse, like that of a dead process or of a wrongly registered address."""
         self.is_gone = True
         await self._listener.close()
 
     async def forget(self) -> None:
-        """Leaves nothing behind."""
+        """Releases its resources."""
         self.is_gone = True
         await self._listener.close()
         await self.lease.close()
@@ -102,8 +103,8 @@ class LogCluster:
         raise ServerUnreachable(server=address)
 
     async def start_server(self, name: str, **changes: float) -> RunningServer:
-        """It is registered when this returns, and knows the others; they may not know it yet."""
-        config = replace(self._config, **changes)  # type: ignore[arg-type]  # Numbers all.
+        """Returns when it is registered and knows the other servers, which may not know it yet."""
+        config = replace(self._config, **changes)  # type: ignore[arg-type]  # All are numbers.
         clock, randomness, transport = SystemClock(), random.Random(), SocketTransport()
         url = self.bookies.url
         store = await open_metadata_store(url)

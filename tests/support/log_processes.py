@@ -1,10 +1,11 @@
-"""Log servers and the bookies below them, each a process of its own, on the embedded store.
+"""Log servers and bookies as separate processes, on the embedded store.
 
     with log_processes.running(folder) as cluster:
         cluster.start_server("log-1")
         … cluster.url, cluster.servers["log-1"].pid
 
-The bookies come first, so that one of them serves the metadata and killing a log server kills nothing else.
+The bookies start first, so that one of them serves the metadata store, and not a log server that
+tests kill.
 """
 
 import asyncio
@@ -55,8 +56,9 @@ class LogProcesses:
         return "log://" + ",".join(each.address for each in self.servers.values())
 
     def start_server(self, name: str, says: Path | None = None) -> RunningLogServer:
-        """Serves when it returns; in each life on the port of its first one. `says`: where its log goes,
-        all of it then.
+        """Returns when it serves. A restarted server gets its earlier port.
+
+        `says` is the file for its complete log.
         """
         before = self.servers.get(name)
         listen = before.address if before else "127.0.0.1:0"
@@ -80,9 +82,9 @@ class LogProcesses:
         return self.servers[name]
 
     def start_inside(self, name: str) -> RunningLogServer:
-        """As `start_server`, but that its name is not known outside: it advertises `NAME.invalid`, with its port.
+        """Like `start_server`, but it advertises `NAME.invalid`, which clients cannot resolve.
 
-        `RunningLogServer.address` is what a client outside may connect to, as if the port were published.
+        Clients connect to `RunningLogServer.address`, as if the port were published.
         """
         before = self.servers.get(name)
         port = parse_address(before.address, "server").port if before else _free_port()
@@ -113,7 +115,7 @@ class LogProcesses:
 
 @contextmanager
 def running(folder: Path) -> Iterator[LogProcesses]:
-    """Its bookies serve; there is no log server yet."""
+    """Yields a cluster with running bookies and no log server."""
     url = f"sqlite://{folder}/metadata.db"
     asyncio.run(_initialise(url))
     with family() as children:

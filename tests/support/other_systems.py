@@ -1,6 +1,7 @@
-"""`python -m tests.support.other_systems SYSTEM WORDS…`: the command `rollbook`, without what Python lacks on that system.
+"""Runs `rollbook WORDS…` without what Python lacks on another system.
 
-What is removed here is absent there; how the system itself behaves is not shown.
+Run as `python -m tests.support.other_systems SYSTEM WORDS…`. Only the missing names of Python are
+emulated, not the behaviour of the system.
 """
 
 import fcntl
@@ -50,7 +51,7 @@ def become(system: str) -> None:
             delattr(fcntl, name)
     if system == "windows":
         for name in _POSIX_MODULES:
-            sys.modules[name] = None  # type: ignore[assignment]  # An import of it fails.
+            sys.modules[name] = None  # type: ignore[assignment]  # Makes its import fail.
 
 
 def main() -> None:

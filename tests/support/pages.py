@@ -1,5 +1,7 @@
-"""Pages of documentation, run as they stand: shell blocks one after the other in one shell, each
-Python block as a program of its own. Only where the cluster is, is put in their place.
+"""Runs pages of documentation unchanged: all shell blocks in one shell, each Python block as a
+program.
+
+Only the addresses are replaced by those of the test's cluster.
 """
 
 import os
@@ -28,12 +30,12 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 def prose(page: Path) -> str:
-    """Without blocks, whose brackets are no links and whose comments no headings."""
+    """The page without code blocks, whose brackets are not links and whose comments not headings."""
     return _ANY_BLOCK.sub("", page.read_text())
 
 
 def run_shell(page: Path, url: str, folder: Path) -> str:
-    """Its output, of all blocks. Any failure is one of the test."""
+    """Returns the output of all blocks. Fails the test if a block fails."""
     script = "\n".join(blocks(page, "sh"))
     assert _PLACE in script
     return run(["sh", "-euc", script.replace(_PLACE, url)], folder)
@@ -49,9 +51,9 @@ def run_program(program: str, folder: Path) -> str:
 
 
 def run(command: list[str], folder: Path, environment: Mapping[str, str] = os.environ) -> str:
-    """Its output. Any failure is one of the test."""
+    """Returns the output. Fails the test if the command fails."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    # No pipes: what goes on in the background keeps them.
+    # Not pipes: background processes would keep them open.
     with TemporaryFile("w+") as out, TemporaryFile("w+") as err:
         with subprocess.Popen(
             command,
@@ -65,7 +67,7 @@ def run(command: list[str], folder: Path, environment: Mapping[str, str] = os.en
                 running.wait(PATIENCE_S)
             finally:
                 with suppress(ProcessLookupError):
-                    os.killpg(running.pid, signal.SIGKILL)  # With whatever it has started.
+                    os.killpg(running.pid, signal.SIGKILL)  # Also kills its children.
         out.seek(0)
         err.seek(0)
         told, complaints = out.read(), err.read()

@@ -1,4 +1,4 @@
-"""Planted flaws: product code is changed for as long as a context lasts, in this process only."""
+"""Plants bugs: patches product code within a context, in this process only."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -6,7 +6,7 @@ from typing import Any
 from unittest import mock
 
 Patch = tuple[Any, str, Any]
-"""An owner, the name of an attribute of it, what is there instead."""
+"""An object, the name of its attribute, and the replacement."""
 
 
 @contextmanager

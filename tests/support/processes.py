@@ -1,12 +1,12 @@
-"""Child processes of tests: started, spoken to by lines, killed or stopped at will, always reaped.
+"""Child processes of tests: tests start, kill and stop them, and exchange lines with them.
 
     with processes.family() as children:
         owner = children.start_module("tests.crash.owner", folder)
         assert owner.line() == "ready"
         owner.kill()
 
-A child dies with its family's block, and with the test's own process however that ends (the
-kernel sends it SIGKILL). So a child may be stopped, deaf or mad; it never outlives the test.
+A child is killed at the end of its family's block, and when the test's process ends for any reason
+(the kernel sends SIGKILL). So even a stopped or hanging child never outlives the test.
 """
 
 import os
@@ -24,16 +24,16 @@ from tests.support import servers
 
 REPOSITORY: Final = Path(__file__).parents[2]
 LINE_TIMEOUT_S: Final = 60.0
-# Only Linux can promise it; elsewhere a child outlives a test that was killed itself.
+# Only Linux has this; on other systems a child outlives a test that was killed.
 _DIES_WITH_US: Final = ("setpriv", "--pdeathsig", "KILL", "--") if sys.platform == "linux" else ()
 
 
 class ChildFailed(Exception):
-    """A child ended, or stayed silent, where the test waited for it to speak."""
+    """A child ended or printed nothing while the test waited for a line."""
 
 
 class Child:
-    """One process; its standard input and output are lines for the test."""
+    """One process, which exchanges lines with the test through its standard input and output."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Child:
         environment: Mapping[str, str] = {},
         log: Path | None = None,
     ) -> None:
-        """`log`: its standard error is appended to that file."""
+        """Standard error is appended to the file `log`."""
         logged = ("sh", "-c", 'exec "$@" 2>>"$0"', log) if log else ()
         self._process = (
             servers.ForkedServer(command, environment, log)
@@ -69,9 +69,9 @@ class Child:
         return self._process.poll() is None
 
     def take_lines(self) -> list[str]:
-        """The lines that came; waits for at least some bytes. Empty at the end of the output, too.
+        """Waits for some bytes and returns the complete lines. Also empty at the end of the output.
 
-        What a dying child could not end with a newline is not a line.
+        A last line without a newline is dropped.
         """
         *lines, self._pending = (self._pending + os.read(self.output.fileno(), 1 << 16)).split(
             b"\n"
@@ -79,7 +79,7 @@ class Child:
         return [line.decode() for line in lines]
 
     def last_lines(self) -> list[str]:
-        """All that is left to read of a child that has ended."""
+        """The unread lines of a child that has ended."""
         assert not self.is_running
         while chunk := os.read(self.output.fileno(), 1 << 16):
             self._pending += chunk
@@ -110,7 +110,7 @@ class Child:
         self._process.stdin.close()
 
     def stop(self) -> None:
-        """SIGSTOP; returns when it stands still."""
+        """Sends SIGSTOP and waits until the process is stopped."""
         self._process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOWAIT)
 
@@ -121,7 +121,7 @@ class Child:
         self._process.terminate()
 
     def kill(self) -> None:
-        """SIGKILL, and wait until it is gone. What it wrote can still be read."""
+        """Sends SIGKILL and waits until the process is gone. Its output can still be read."""
         self._process.kill()
         self._process.wait()
 
@@ -153,15 +153,15 @@ class Family:
     def start_module(
         self, module: str, *arguments: str | Path, environment: Mapping[str, str] = {}
     ) -> Child:
-        """`python -m module …`, with our imports."""
+        """Starts `python -m module …` with the import path of the tests."""
         return self.start(sys.executable, "-m", module, *arguments, environment=environment)
 
     def pids(self) -> list[int]:
-        """Of those that run."""
+        """The pids of the running children."""
         return [child.pid for child in self._children if child.is_running]
 
     def forget_ended(self) -> None:
-        """Lets go of the pipes of children that ended."""
+        """Closes the pipes of children that have ended."""
         for child in [child for child in self._children if not child.is_running]:
             child.close()
             self._children.remove(child)
@@ -172,7 +172,7 @@ class Family:
 
 
 def kill_at_once(children: Iterable[Child]) -> None:
-    """As a power cut does: none of them sees another one die and lives on to act on it."""
+    """Kills all children together, like a power cut: none of them can react to another's death."""
     for signal_number in (signal.SIGSTOP, signal.SIGKILL):
         for child in children:
             if child.is_running:

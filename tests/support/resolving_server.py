@@ -1,6 +1,7 @@
-"""`rollbook` in a network of its own: names that end in `.invalid` are this machine there, and nothing elsewhere.
+"""Runs `rollbook` where names that end in `.invalid` resolve to this machine.
 
-As within the network of a compose file: servers resolve each other's names, and a client on the host does not.
+This emulates the network of a compose file: servers resolve each other's names, and clients on the
+host do not.
 """
 
 import re

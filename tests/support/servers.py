@@ -1,8 +1,9 @@
-"""`rollbook server …` and `rollbook dev` as children of tests, without the half second and more that their imports take.
+"""Runs `rollbook server …` and `rollbook dev` as children without the half second that imports
+take.
 
-A process that has imported what servers need forks for each of them. The server is the tests' own child all the same:
-they wait for it, stop it and are told how it ended, and it dies with them. What no test of pytest starts, as chaos and
-benchmarks, is started as a user starts it.
+A process that has imported the modules of servers forks for each server. The server is still a
+child of the tests: they wait for it, stop it and get its exit code, and it dies with them. Chaos
+tests and benchmarks, which do not run in pytest, start servers like users do.
 """
 
 import atexit
@@ -46,11 +47,11 @@ _PR_SET_CHILD_SUBREAPER: Final = 36
 
 
 def are_forked(command: Sequence[str | Path], environment: Mapping[str, str]) -> bool:
-    """Whether it is a server, in an environment that only its own code reads, and once it runs."""
+    """Whether the command is a server whose environment is read only by its code after the start."""
     is_main = tuple(command[:3]) == (sys.executable, "-m", _MAIN)
     is_server = is_main and tuple(command[3:4]) in (("server",), ("dev",))
     ours = all(name.startswith("ROLLBOOK_") or name in _READ_LATE for name in environment)
-    # Benchmarks measure starts and memory; in chaos a start is one of the faults.
+    # Benchmarks measure starts and memory, and chaos tests use starts as faults.
     is_test = "PYTEST_CURRENT_TEST" in os.environ
     return is_test and is_server and ours and sys.platform == "linux"
 
@@ -114,7 +115,7 @@ def _forge() -> "_Forge":
 
 
 class _Forge:
-    """One server at a time."""
+    """Starts one server at a time."""
 
     def __init__(self) -> None:
         self._turn = threading.Lock()
@@ -130,7 +131,7 @@ class _Forge:
         request = json.dumps([words, dict(environment), os.getpid()]).encode()
         assert len(request) < _REQUEST_BYTES_MAX
         with self._turn:
-            # Whose parent has ended becomes ours, for as long as this takes.
+            # Until this is reset, orphaned descendants become children of this process.
             _prctl(_PR_SET_CHILD_SUBREAPER, 1)
             try:
                 socket.send_fds(self._line, [request], files)
@@ -152,7 +153,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _serve(line: socket.socket) -> None:
-    """Returns when the tests are gone; and in each server's process, where it shall be run."""
+    """Returns when the tests have ended, and in each forked process, which then runs its server."""
     while True:
         request, files, _, _ = socket.recv_fds(line, _REQUEST_BYTES_MAX, 3)
         if not request:
@@ -168,33 +169,34 @@ def _serve(line: socket.socket) -> None:
             os.close(told)
             line.close()
             _await_parent(between, tests)
-            os.close(tell)  # Only now may the tests stop it: it dies with them.
+            os.close(tell)  # From now on it dies with the tests, so they may stop it.
             become(files, words, environment)
             return
         os.close(tell)
-        os.waitpid(between, 0)  # From now on its child is the tests'.
+        os.waitpid(between, 0)  # From now on its child is a child of the tests.
         with open(told, "rb") as pid_of_child:
-            line.send(pid_of_child.read())  # To the end: until the child dies with its new parent.
+            # Reads to the end: the child is then bound to its new parent.
+            line.send(pid_of_child.read())
         for each in files:
             os.close(each)
 
 
 def _await_parent(before: int, parent: int) -> None:
-    """Dies with it."""
+    """Makes this process die with its new parent."""
     while (now := os.getppid()) == before:
         time.sleep(0.001)
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if now != parent or os.getppid() != parent:
-        os._exit(1)  # It has died before that.
+        os._exit(1)  # The parent died before that.
 
 
 if __name__ == "__main__":
     from rollbook.api.cli import main
 
     for name in _PRELOADED:
-        with suppress(ImportError):  # Of a product that is older than these tests.
+        with suppress(ImportError):  # The product may be older than these tests.
             importlib.import_module(name)
     gc.collect()
-    gc.freeze()  # What is loaded stays: a server's collections need not look at it.
+    gc.freeze()  # Excludes loaded modules from garbage collections of the servers.
     _serve(socket.socket(fileno=int(sys.argv[1])))
     main.main()

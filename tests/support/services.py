@@ -1,7 +1,7 @@
-"""Services of log servers, also of a product that is older than these tests.
+"""Creates services of log servers, also with a product that is older than these tests.
 
-`python -m tests regressions --before COMMIT` runs the tests with it, and what they are about has to fail there, not
-what sets them up.
+`python -m tests regressions --before COMMIT` runs the tests with an older product, where the
+defects must fail, and not the set-up.
 """
 
 import inspect
@@ -15,6 +15,6 @@ _PARAMETERS: Final = inspect.signature(LogService).parameters
 
 
 def service_of(server: LogServer, clock: Clock, ask_peer: object) -> LogService:
-    """Once servers had no clock of their own, and could not ask each other for tails."""
+    """Older servers have no clock and cannot ask each other for tails."""
     how = {"ask_peer": ask_peer} if "ask_peer" in _PARAMETERS else {}
-    return LogService(server, getattr(server, "clock", clock), **how)  # type: ignore[arg-type]  # Of another product's age.
+    return LogService(server, getattr(server, "clock", clock), **how)  # type: ignore[arg-type]  # May be older.

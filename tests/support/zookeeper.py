@@ -1,14 +1,14 @@
-"""A real ZooKeeper for tests: one process, thrown away afterwards, whatever ends the tests.
+"""A real ZooKeeper for tests: one process, removed afterwards, even if the tests are killed.
 
-Where it comes from, in this order: the server at `$ROLLBOOK_TEST_ZK` (`host:port`; it cannot be
-stopped or killed by tests), Java with the jars inside the `pyspark` package (3.9), Java with
-Debian's `zookeeper` package. With none of them `find()` says what is missing.
+Sources, in this order: the server at `$ROLLBOOK_TEST_ZK` (`host:port`; tests cannot stop or kill
+it), Java with the jars in the `pyspark` package (3.9), Java with Debian's `zookeeper` package.
+Without any of them `find()` raises an error that says what is missing.
 
 Ticks are short, so a session lives for 1 s or more, and nothing is synced to disk: a SIGKILL of
 the server loses nothing, a power cut would.
 
-The fixtures `zookeeper_server` (one per test session) and `zookeeper` (a tree of its own in it)
-are for import into a `conftest.py`; outside pytest use `with running() as server`.
+The fixtures `zookeeper_server` (one per test session) and `zookeeper` (a separate tree in it) are
+for import into a `conftest.py`; outside pytest use `with running() as server`.
 """
 
 import asyncio
@@ -38,8 +38,8 @@ from tests.tally import missing_piece
 ADDRESS_VARIABLE: Final = "ROLLBOOK_TEST_ZK"
 TICK_MS: Final = 500
 SESSION_TIMEOUT_S_MIN: Final = 2 * TICK_MS / 1000
-_PORTS: Final = range(20_000, 32_000)  # Below those of outgoing connections.
-_READY_TIMEOUT_S: Final = 60  # A cold page cache on a loaded machine; 1 to 2 s as a rule.
+_PORTS: Final = range(20_000, 32_000)  # Below the ports of outgoing connections.
+_READY_TIMEOUT_S: Final = 60  # For a cold page cache on a loaded machine; usually 1 to 2 s.
 _STOP_TIMEOUT_S: Final = 10
 _POLL_S: Final = 0.05
 
@@ -54,7 +54,7 @@ _JVM_OPTIONS: Final = (
     "-Dlog4j2.level=warn",
     "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
 )
-# Kills the server and removes its files when this process is gone, however it went: then the
+# Kills the server and removes its files when this process ends for any reason: then the
 # pipe ends without a line.
 _GUARD: Final = 'read line || { kill -9 "$1"; rm -rf "$2"; }'
 
@@ -66,7 +66,7 @@ HOW_TO_ENABLE: Final = (
 
 
 class NoZooKeeper(Exception):
-    """There is no ZooKeeper on this machine; the text says what would bring it."""
+    """There is no ZooKeeper on this machine; the message says how to get it."""
 
 
 class ZooKeeperServer:
@@ -86,7 +86,7 @@ class ZooKeeperServer:
         return False
 
     def ask(self, word: str, timeout_s: float = 2) -> str:
-        """One of ZooKeeper's four-letter words, `srvr` or `cons` for instance."""
+        """Sends one of ZooKeeper's four-letter words, for instance `srvr` or `cons`."""
         with socket.create_connection((self.host, self.port), timeout_s) as connection:
             connection.settimeout(timeout_s)
             connection.sendall(word.encode())
@@ -96,7 +96,7 @@ class ZooKeeperServer:
         return b"".join(parts).decode()
 
     def is_ready(self) -> bool:
-        """A server that still loads its data listens already, but does not serve."""
+        """Whether it serves. A server that loads its data listens already but does not serve."""
         try:
             return "Zookeeper version" in self.ask("srvr")
         except OSError:
@@ -104,7 +104,7 @@ class ZooKeeperServer:
 
 
 class LocalZooKeeper(ZooKeeperServer):
-    """A server of our own in a folder of its own. Not for use from two threads."""
+    """A server of the tests in its own folder. Not thread-safe."""
 
     def __init__(
         self,
@@ -132,7 +132,7 @@ class LocalZooKeeper(ZooKeeperServer):
         return self._process.pid
 
     def start(self) -> None:
-        """Returns when it serves. After a stop or a kill it comes back with its data and port."""
+        """Returns when it serves. After a stop or a kill it has its data and port again."""
         assert self._process is None, "already running"
         log_path = os.path.join(self._directory, "log")
         with open(log_path, "ab") as log:
@@ -142,7 +142,7 @@ class LocalZooKeeper(ZooKeeperServer):
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,  # Ctrl-C is for the tests; they stop the server.
+                start_new_session=True,  # Ctrl-C is only for the tests, which stop the server.
             )
         self._guard = subprocess.Popen(
             ["sh", "-c", _GUARD, "guard", str(self._process.pid), self._directory],
@@ -157,24 +157,24 @@ class LocalZooKeeper(ZooKeeperServer):
             time.sleep(_POLL_S)
 
     def stop(self) -> None:
-        """In good order. Sessions live on and count on when it is started again."""
+        """Stops it cleanly. Sessions continue when it is started again."""
         self._end(signal.SIGTERM)
 
     def kill(self) -> None:
         self._end(signal.SIGKILL)
 
     def pause(self) -> None:
-        """It keeps its connections and its port and answers nothing, like a hung machine."""
+        """Makes it keep its connections and port but answer nothing, like a hung machine."""
         os.kill(self.pid, signal.SIGSTOP)
         deadline_s = time.monotonic() + 5
         while not _is_stopped(self.pid) and time.monotonic() < deadline_s:
-            time.sleep(0.001)  # Its threads stop one by one, and one alone may still answer.
+            time.sleep(0.001)  # Its threads stop one by one, and a running one may still answer.
 
     def resume(self) -> None:
         os.kill(self.pid, signal.SIGCONT)
 
     def ensure_serving(self) -> None:
-        """Whatever was done to it."""
+        """Makes it serve again after a pause, a stop or a kill."""
         if self._process is None:
             self.start()
         else:
@@ -192,7 +192,7 @@ class LocalZooKeeper(ZooKeeperServer):
             self._process.wait()
         self._process = None
         if self._guard is not None:
-            self._guard.communicate(b"\n")  # A whole line: nothing to kill any more.
+            self._guard.communicate(b"\n")  # A whole line: nothing to kill.
             self._guard = None
 
     def _command(self) -> list[str]:
@@ -218,10 +218,10 @@ class LocalZooKeeper(ZooKeeperServer):
 def running(
     config: Sequence[str] = (), *, host: str = "127.0.0.1", prefix: Sequence[str] = ()
 ) -> Iterator[ZooKeeperServer]:
-    """A server that is ready; gone, with its files, at the end. Raises `NoZooKeeper`.
+    """Yields a server that is ready, and removes it and its files at the end. Raises `NoZooKeeper`.
 
-    `config`: lines for its configuration; they ask for a server of our own. So does `prefix`, words
-    before its command that put it where `host` is.
+    `config` has lines for its configuration, and `prefix` words before its command that make it run
+    where `host` is. Both need a local server.
     """
     address = os.environ.get(ADDRESS_VARIABLE, "")
     if address and not config and not prefix:
@@ -256,7 +256,7 @@ def find() -> list[str]:
 
 @functools.cache
 def _java() -> str:
-    """A `java` that runs: there are shims on the PATH that are found and then fail."""
+    """A `java` that runs. Some systems have shims on the PATH that fail."""
     home = os.environ.get("JAVA_HOME")
     candidates = (home and f"{home}/bin/java", shutil.which("java"))
     return next((java for java in candidates if java and _runs(java)), "")
@@ -270,8 +270,10 @@ def _runs(java: str) -> bool:
 
 
 def free_port() -> int:
-    """ZooKeeper cannot be asked for port 0, and comes back to its port after a kill: so it is one
-    that the system does not give to connections meanwhile."""
+    """A free port that the system does not use for outgoing connections.
+
+    ZooKeeper does not support port 0, and needs the same port again after a kill.
+    """
     while True:
         port = random.SystemRandom().choice(_PORTS)
         with socket.socket() as probe:
@@ -291,8 +293,10 @@ def _tail(path: str, lines: int = 30) -> str:
 
 
 async def end_session(server: ZooKeeperServer, session: int, password: bytes) -> None:
-    """Ends it under its client's feet, as if it had run out. The client must be cut off: else it
-    takes the session back while we do."""
+    """Ends a session as if it had expired. The client must be disconnected first.
+
+    Otherwise it would take the session back.
+    """
     reader, writer = await asyncio.open_connection(server.host, server.port)
 
     async def ask(request: bytes) -> bytes:
@@ -314,7 +318,7 @@ async def end_session(server: ZooKeeperServer, session: int, password: bytes) ->
 
 @dataclass(frozen=True, slots=True)
 class ZooKeeperTree:
-    """A part of a server that belongs to one test: clients of it see `chroot` as their `/`."""
+    """A subtree of a server for one test: its clients see `chroot` as their `/`."""
 
     server: ZooKeeperServer
     chroot: str
@@ -328,7 +332,7 @@ def zookeeper_server() -> Iterator[ZooKeeperServer]:
 
 @contextlib.contextmanager
 def running_or_skipped(config: Sequence[str] = ()) -> Iterator[ZooKeeperServer]:
-    """As `running`; without a ZooKeeper the test is skipped, or fails where it is required."""
+    """Like `running`, but skips the test without ZooKeeper, or fails it if ZooKeeper is required."""
     with contextlib.ExitStack() as stack:
         try:
             server = stack.enter_context(running(config))
@@ -345,7 +349,7 @@ def zookeeper(zookeeper_server: ZooKeeperServer) -> Iterator[ZooKeeperTree]:
 
 @contextlib.contextmanager
 def tree(server: ZooKeeperServer) -> Iterator[ZooKeeperTree]:
-    """An empty tree, removed afterwards: the server may be somebody's own."""
+    """Yields an empty tree and removes it afterwards, because the server may be a user's."""
     chroot = f"/rollbook-test-{os.urandom(8).hex()}"
     with _client(server) as client:
         client.create(chroot)
@@ -367,9 +371,9 @@ def _client(server: ZooKeeperServer) -> Iterator[KazooClient]:
 
 
 def _is_stopped(pid: int) -> bool:
-    """Every thread of it; where there is no /proc, nobody knows."""
+    """Whether every thread of the process is stopped; true without /proc."""
     try:
         tasks = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/stat")]
-    except OSError:  # A thread that ends just now.
+    except OSError:  # The thread has just ended.
         return False
     return all(stat.rpartition(")")[2].split()[0] == "T" for stat in tasks)

@@ -1,4 +1,4 @@
-"""Says how fast the forgetful file system is here, beside the native one: `python -m` this package."""
+"""Compares the speed of the forgetful file system with the native one: `python -m` this package."""
 
 import os
 import sys

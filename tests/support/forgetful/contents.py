@@ -1,4 +1,4 @@
-"""One file as two things at once: what the disk holds, and what memory lays over it.
+"""One file with two states: what is on disk, and what memory has in addition.
 
 The disk's side is a backing file: its bytes and its length are the durable image, all of it and
 nothing else. Memory's side is a length and the pages that differ from the disk. `sync` makes the
@@ -90,7 +90,7 @@ class Contents:
         self.size = max(self.size, position + length)
 
     def zero(self, position: int, length: int) -> None:
-        """As a punched hole: the length of the file stays."""
+        """Zeros a range, like a punched hole: the length of the file stays."""
         if position < self.size:
             self.write(position, bytes(min(length, self.size - position)))
 
@@ -115,7 +115,7 @@ class Contents:
     # --- What the disk does ---------------------------------------------------------------------
 
     def sync(self) -> int:
-        """Contents and length are durable; returns the bytes that had to be written."""
+        """Makes contents and length durable; returns the number of bytes written."""
         if self.is_synced:
             return 0
         self._open_backing()
@@ -132,11 +132,11 @@ class Contents:
         return written
 
     def fail_sync(self) -> None:
-        """A sync that ended in EIO: what was dirty counts as clean and will never be written."""
+        """Models a sync that failed with EIO: dirty data counts as clean and is never written."""
         self._dirty.clear()
 
     def write_back(self, chance: random.Random, fraction: float) -> None:
-        """About `fraction` of what is dirty reaches the disk; memory stays as it is."""
+        """Writes about `fraction` of the dirty data to disk; memory stays unchanged."""
         if self.is_synced:
             return
         self._open_backing()
@@ -158,7 +158,7 @@ class Contents:
             os.ftruncate(self._fd, self.durable_size)
 
     def unsynced_bytes(self) -> int:
-        """Of sectors that a power cut would change: what arrived, or says the same, does not count."""
+        """Bytes of sectors that a power cut would change; sectors equal to the disk do not count."""
         return sum(
             SECTOR
             for index, page in self._pages.items()
@@ -173,13 +173,13 @@ class Contents:
         return ((start, page[start : start + SECTOR]) for start in range(0, PAGE, SECTOR))
 
     def forget(self) -> None:
-        """Memory is gone, the disk is left."""
+        """Drops the memory state, so that only the disk's state is left."""
         self._pages.clear()
         self._dirty.clear()
         self.size = self._disk_end = self.durable_size
 
     def discard(self) -> None:
-        """The file is permanently lost."""
+        """Removes the file and its backing file."""
         if self._fd >= 0:
             os.close(self._fd)
             os.unlink(self._path)

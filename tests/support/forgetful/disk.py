@@ -40,8 +40,8 @@ def why_not() -> str | None:
 
 
 def require() -> None:
-    """Skips the test where no such file system can be had; fails it where one is demanded."""
-    import pytest  # Not above: the server's process starts faster without.
+    """Skips the test if there is no such file system, or fails it if one is required."""
+    import pytest  # Imported here, because the server's process starts faster without it.
 
     if why := why_not():
         pytest.skip(missing_piece("fuse", why, HOW_TO_ENABLE))
@@ -58,7 +58,7 @@ class ForgetfulDisk:
             cwd=_REPOSITORY,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            start_new_session=True,  # A Ctrl-C is for the test, which then ends us.
+            start_new_session=True,  # A Ctrl-C is only for the test, which then ends this process.
         )
         try:
             self._reply()
@@ -71,17 +71,17 @@ class ForgetfulDisk:
         return self._server.pid
 
     def forget(self, *, keep: float = 0.0, seed: int = 0) -> dict[str, int]:
-        """The power cut; returns the statistics after it.
+        """Cuts the power; returns the statistics after it.
 
-        First, about the fraction `keep` of what was not synced reaches the disk, by chance. Every
-        process that still has a file open gets ENOTCONN for it: kill them before.
+        First, a random fraction of about `keep` of what was not synced reaches the disk. Processes
+        with open files get ENOTCONN: kill them before.
         """
         if keep:
             self.write_back(keep=keep, seed=seed)
         return dict(self._command("forget"))
 
     def write_back(self, *, keep: float, seed: int) -> None:
-        """As the kernel's flusher: about that fraction of un-synced sectors and names arrives."""
+        """Writes about that fraction of un-synced sectors and names, like the kernel's flusher."""
         self._command("write_back", seed=seed, fraction=keep)
 
     def statistics(self) -> dict[str, int]:
@@ -89,30 +89,30 @@ class ForgetfulDisk:
         return dict(self._command("statistics"))
 
     def fail_sync(self, nth: int = 1) -> None:
-        """The nth fsync of a file from now on ends in EIO; 0 takes that back.
+        """Makes the nth fsync of a file from now on fail with EIO; 0 cancels that.
 
-        The pages count as clean then, as on Linux: readable, never written, no second error.
+        The pages then count as clean, as on Linux: readable, never written, without a second error.
         """
         self._command("fail_sync", nth=nth)
 
     def limit_free(self, free_bytes: int | None = 0) -> None:
-        """The disk is full when so much more was taken; None: as large as ever."""
+        """Limits the free space; None removes the limit."""
         self._command("limit_free", free_bytes=free_bytes)
 
     def slow_sync(self, delay_s: float) -> None:
-        """Each fsync takes so much longer; 0 ends the waiting ones, too."""
+        """Delays each fsync by `delay_s`; 0 also ends the waiting ones."""
         self._command("slow_sync", delay_s=delay_s)
 
     def halt(self, *, after_requests: int = 0, dirty_bytes: int = 1) -> None:
-        """The power fails: nobody gets an answer any more, and nothing takes effect, until `forget`.
+        """Halts the disk: until `forget`, no request gets a response or takes effect.
 
-        That is at the first moment, so many requests from now on or later, at which so many bytes
-        are not synced (in whole pages). Whoever is killed then dies with `unplug`.
+        The halt begins after `after_requests` requests, when at least `dirty_bytes` bytes (in whole
+        pages) are not synced. Processes that are killed then end after `unplug`.
         """
         self._command("halt", requests=after_requests, dirty_bytes=dirty_bytes)
 
     def unplug(self) -> None:
-        """Nothing is there any more until `forget`, and who waits for an answer need not wait."""
+        """Removes the file system until `forget`, and fails the requests that wait."""
         self._command("unplug")
 
     @property

@@ -64,7 +64,7 @@ def mount(mountpoint: str) -> int:
 
 
 def unmount(mountpoint: str) -> None:
-    """At once, even if it is in use or its server is gone. Nothing there to unmount is fine."""
+    """Unmounts at once, even if it is in use or its server has ended. No mount is not an error."""
     if os.geteuid() == 0:
         _LIBC.umount2(os.fsencode(mountpoint), _MNT_DETACH)
     else:
@@ -83,7 +83,7 @@ def _mount_as_root(mountpoint: str) -> int:
 
 
 def _mount_as_user(mountpoint: str) -> int:
-    """Through the set-uid program that FUSE has for this; it hands us the device over a socket."""
+    """Mounts with FUSE's set-uid program, which passes the device over a socket."""
     options = "default_permissions,fsname=forgetful,subtype=forgetful"
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -123,7 +123,7 @@ def pack_reply(unique: int, body: Reply = b"", error: int = 0) -> list[Reply]:
 
 
 class Connection:
-    """Answers the kernel's requests out of a volume; one lives as long as one mount."""
+    """Answers the kernel's requests from a volume, for the time of one mount."""
 
     def __init__(self, volume: Volume) -> None:
         self._volume = volume
@@ -162,7 +162,7 @@ class Connection:
         }
 
     def answer(self, request: Request) -> list[Reply] | None:
-        """None: this request gets no reply."""
+        """Returns None if the request gets no reply."""
         handler = self._handlers.get(request.opcode)
         if handler is None:
             return pack_reply(request.unique, error=errno.ENOSYS)
@@ -363,7 +363,7 @@ class Connection:
         return _STATFS.pack(total, free, free, 1 << 32, 1 << 32, PAGE, 255, PAGE)
 
     def _interrupt(self, request: Request) -> None:
-        """A disk does not let itself be interrupted: the answer comes when it comes."""
+        """Requests cannot be interrupted, as on a disk."""
 
     def _destroy(self, request: Request) -> Reply:
         return b""

@@ -1,13 +1,13 @@
 """The process behind a mount: requests of the kernel on one side, commands of a test on the other.
 
 Commands are lines of JSON on standard input, `{"do": NAME, …}`; each gets one line of JSON on
-standard output, `{"ok": …}` or `{"error": TEXT}`. The first line out says whether the mount stands.
-When standard input ends, for whatever reason, the mount goes and the process ends.
+standard output, `{"ok": …}` or `{"error": TEXT}`. The first line of output says whether the mount
+succeeded. When standard input ends for any reason, the process unmounts and ends.
 
-One thread, one request at a time: it never touches its own mount, and each request is atomic.
-An fsync that is told to be slow waits in a list, so that the others pass it; it takes effect when
-its time is over, and never if the power cut comes first. A halt is the first half of a power cut: from
-some moment on nobody gets an answer any more, and nothing takes effect.
+One thread, one request at a time: it never touches its own mount, and each request is atomic. A
+delayed fsync waits in a list, so that other requests overtake it. It takes effect when its time is
+over, and never if the power is cut first. A halt is the first half of a power cut: from some moment
+on, no request gets a response or takes effect.
 """
 
 import dataclasses
@@ -32,9 +32,9 @@ class Server:
         self._mountpoint = mountpoint
         self._buffer = bytearray(kernel.REQUEST_BYTES_MAX)
         self._sync_delay_s = 0.0
-        self._slow: list[tuple[float, kernel.Request]] = []  # When each fsync is due.
+        self._slow: list[tuple[float, kernel.Request]] = []  # Due times of delayed fsyncs.
         self._halt: tuple[int, int] | None = (
-            None  # After how many requests, at how many dirty bytes.
+            None  # Number of requests and of dirty bytes at which to halt.
         )
         self._is_halted = False
         self._commands: dict[str, Callable[..., Any]] = {
@@ -91,7 +91,7 @@ class Server:
     def _serve(self) -> None:
         try:
             length = os.readv(self._device, [self._buffer])
-        except OSError:  # The request was withdrawn, or somebody unmounted us: wait for the end.
+        except OSError:  # The request was withdrawn, or the disk was unmounted: wait for the end.
             return
         self._volume.statistics.requests += 1
         request = kernel.Request(memoryview(self._buffer)[:length])
@@ -106,7 +106,7 @@ class Server:
         if reply := self._connection.answer(request):
             try:
                 os.writev(self._device, reply)
-            except OSError:  # ENOENT: the asker was killed and does not wait any more.
+            except OSError:  # ENOENT: the caller was killed and no longer waits.
                 pass
 
     def _halts_now(self, requests: int, dirty_bytes: int) -> bool:
@@ -161,7 +161,7 @@ def _say(message: dict[str, Any]) -> None:
 def main() -> None:
     mountpoint, backing, names = sys.argv[1:]
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # One file of the backing for each.
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # Each file has an open backing file.
     try:
         server = Server(mountpoint, backing, Names(names))
     except OSError as error:

@@ -77,7 +77,7 @@ class Inode:
         self.parent: Inode = self  # Of a directory.
         self.links = 0
         self.durable_links = 0
-        self.pending = 0  # Changes of names that are not durable yet and speak of it.
+        self.pending = 0  # Number of changes of names about it that are not durable yet.
         self.lookups = 0  # References that the kernel holds.
 
     @property
@@ -90,23 +90,23 @@ class Inode:
 
 
 class Change:
-    """One atomic change of names: which name means which inode from now on (None: nothing)."""
+    """One atomic change of names: the inode of each name afterwards (None: no inode)."""
 
     __slots__ = ("directories", "inodes", "is_barrier", "keys", "names", "touched", "unsynced")
 
     def __init__(self, *names: tuple[Inode, bytes, Inode | None], is_barrier: bool = False) -> None:
         self.names = names
-        self.is_barrier = is_barrier  # Stands on everything before it.
+        self.is_barrier = is_barrier  # Depends on everything before it.
         self.keys = {(directory.number, name) for directory, name, _ in names}
         self.directories = {directory.number for directory, _, _ in names}
         self.inodes = {inode.number for _, _, inode in names if inode}
         self.unsynced = set(self.directories)  # For `Names.POSIX`.
-        self.touched: list[Inode] = []  # Those that gained or lost a name.
+        self.touched: list[Inode] = []  # Inodes that gained or lost a name.
 
 
 @dataclass(slots=True)
 class Statistics:
-    """Since the mount, except for the first two, which say how things are."""
+    """Counts since the mount, except for the first two, which are current values."""
 
     dirty_bytes: int = 0
     pending_names: int = 0
@@ -179,7 +179,7 @@ class Volume:
         inode = self.lookup(source, name)
         replaced = target.entries.get(new_name)
         if replaced is inode:
-            return  # Two names of one file: POSIX wants nothing to happen.
+            return  # Two names of one file: POSIX requires a no-op.
         if replaced and not may_replace:
             raise OSError(errno.EEXIST, "the name exists")
         if replaced:
@@ -223,7 +223,7 @@ class Volume:
         self._pending.append(change)
 
     def discard(self) -> None:
-        """The volume is permanently lost, disk and all."""
+        """Removes the volume and its backing files."""
         for inode in self.inodes.values():
             if inode.contents:
                 inode.contents.discard()
@@ -277,7 +277,7 @@ class Volume:
         return max(0, self.capacity_bytes - self.used_bytes)
 
     def limit_free(self, free_bytes: int | None) -> None:
-        """Only so much more can be taken; None: as much as ever."""
+        """Limits the free space; None removes the limit."""
         self.capacity_bytes = (
             CAPACITY_BYTES if free_bytes is None else self.used_bytes + max(0, free_bytes)
         )
@@ -323,11 +323,11 @@ class Volume:
         self._commit(set(), lambda change: not change.unsynced)
 
     def fail_sync(self, nth: int) -> None:
-        """The nth sync of a file from now on ends in EIO; 0: none does."""
+        """Makes the nth sync of a file from now on fail with EIO; 0 cancels that."""
         self._syncs_until_failure = nth
 
     def write_back(self, seed: int, fraction: float) -> None:
-        """About `fraction` of the un-synced sectors and names reach the disk by themselves."""
+        """Writes about `fraction` of the un-synced sectors and names to disk."""
         chance = random.Random(seed)
         for inode in self.inodes.values():
             if inode.contents:
@@ -335,7 +335,7 @@ class Volume:
         self._commit(set(), lambda change: chance.random() < fraction)
 
     def forget(self) -> None:
-        """The power cut: what was not synced has never been."""
+        """Cuts the power: everything that was not synced is lost."""
         self.statistics.forgets += 1
         self.statistics.names_forgotten += len(self._pending)
         self._pending.clear()
@@ -364,7 +364,7 @@ class Volume:
                 self._restore(inode)
 
     def _commit(self, reached: set[int], is_chosen: Callable[[Change], bool]) -> None:
-        """Makes the chosen changes of names durable, and those that they stand on.
+        """Makes the chosen changes of names durable, and those that they depend on.
 
         `reached`: the inodes that must be reachable afterwards.
         """
@@ -372,7 +372,7 @@ class Volume:
         committed: list[Change] = []
         keys: set[tuple[int, bytes]] = set()
         everything = False
-        for change in reversed(self._pending):  # What a change stands on came before it.
+        for change in reversed(self._pending):  # A change depends only on earlier ones.
             if not (
                 is_chosen(change)
                 or everything
@@ -408,7 +408,7 @@ class Volume:
         return inode
 
     def drop_if_unused(self, inode: Inode) -> None:
-        """Memory goes with the last name and the last opener; the disk, when it knows that too."""
+        """Frees memory without names and open handles, and the disk's part when that is durable."""
         if inode.links or inode.lookups:
             return
         if inode.contents:
