@@ -18,9 +18,8 @@ from typing import Final
 from tests.support import commands
 
 _PATIENCE_S: Final = 60.0
-_NEEDS_SHELL: Final = re.compile(
-    r"^(?!rollbook )|[|;&<>$(]|\.rbx"
-)  # These need a shell or their own folder.
+# These need a shell or their own folder.
+_NEEDS_SHELL: Final = re.compile(r"^(?!rollbook )|[|;&<>$(]|\.rbx")
 
 _STEPS: Final = r"""
 # Is it there, and what can it do?

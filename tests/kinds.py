@@ -231,11 +231,8 @@ def _pytest(*arguments: str, plugins: Sequence[object] = ()) -> Tally:
     return counter.tally
 
 
-_DOORS: Final = (
-    "tests/unit/api",
-    "tests/unit/bench",
-    "tests/unit/docs",
-)  # These tests start processes.
+# These tests start processes.
+_DOORS: Final = ("tests/unit/api", "tests/unit/bench", "tests/unit/docs")
 
 
 def unit(arguments: argparse.Namespace) -> Tally:
@@ -552,9 +549,8 @@ def newcomer(_arguments: argparse.Namespace) -> Tally:
 def deploy(arguments: argparse.Namespace) -> Tally:
     """Runs the cluster of `compose/compose.yaml` in a Docker engine."""
     module = importlib.import_module("tests.deploy.run")
-    signal.signal(
-        signal.SIGTERM, lambda *_: sys.exit(1)
-    )  # Leaves all `with` blocks, which stops the engine.
+    # Leaves all `with` blocks, which stops the engine.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     if arguments.prepare:
         prepared: Tally = module.prepare(_say)
         return prepared

@@ -89,9 +89,8 @@ def run(say: Callable[[str], None]) -> Tally:
             }
             for step in steps():
                 text = step.text.replace(_LOGS, dev.address).replace(_HTTP, http)
-                text = text.replace(
-                    "curl http:", "curl --fail http:"
-                )  # Otherwise error responses would pass.
+                # Otherwise error responses would pass.
+                text = text.replace("curl http:", "curl --fail http:")
                 since = time.monotonic()
                 try:
                     if step.is_program:

@@ -52,9 +52,8 @@ def _events(module: Module) -> Iterator[tuple[str, str]]:
                 level = attr
             case ast.Attribute(value=ast.Name(id="logger"), attr=attr) if attr == _ERROR_TOO:
                 level = "error"
-            case ast.Attribute(
-                value=ast.Attribute(attr="_log"), attr=attr
-            ):  # A logger bound to a log.
+            # A logger bound to a log.
+            case ast.Attribute(value=ast.Attribute(attr="_log"), attr=attr):
                 level = attr
             case ast.Name(id="say"):
                 level = ""

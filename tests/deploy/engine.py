@@ -235,8 +235,7 @@ def _firewall_rules() -> list[str]:
     for program in ("iptables-save", "ip6tables-save"):
         if path := shutil.which(program):
             done = subprocess.run([path], capture_output=True, text=True, check=False)
-            lines = [
-                line.partition("[")[0] for line in done.stdout.splitlines()
-            ]  # Without packet counts.
+            # Without packet counts.
+            lines = [line.partition("[")[0] for line in done.stdout.splitlines()]
             rules += [f"{program}: {line}" for line in lines if not line.startswith("#")]
     return rules

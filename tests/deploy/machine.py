@@ -145,9 +145,8 @@ class Machine:
     def kill(self, unit: str) -> None:
         """Kills the server and requires that systemd restarts it."""
         pid, restarts = self._property(unit, "MainPID"), int(self._property(unit, "NRestarts"))
-        self._run(
-            "bash", "-c", f"kill -9 {pid}"
-        )  # There is no program `kill`, only the built-in command.
+        # There is no program `kill`, only the built-in command.
+        self._run("bash", "-c", f"kill -9 {pid}")
 
         def is_back() -> bool:
             state = self._properties(unit)

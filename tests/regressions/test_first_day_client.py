@@ -141,9 +141,8 @@ def test_idempotency_key_deduplicates_appends_per_principal(site: Site) -> None:
             acks.append(log.append(b"10 EUR", idempotency_key="payment-1"))
     assert [ack.is_duplicate for ack in acks] == [False, True]
     assert acks[0].first_offset == acks[1].first_offset
-    with rollbook.connect(
-        site.url, token=_TOKENS["two"]
-    ) as client:  # Another principal's keys are separate.
+    # Another principal's keys are separate.
+    with rollbook.connect(site.url, token=_TOKENS["two"]) as client:
         ack = client.open("shop/paid").append(b"10 EUR", idempotency_key="payment-1")
         assert not ack.is_duplicate
     status, _, _ = site.ask(  # HTTP and gRPC share the keys of a principal.

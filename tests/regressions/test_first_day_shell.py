@@ -57,9 +57,8 @@ def test_append_command_takes_keys_headers_and_event_times(dev: Dev) -> None:
 def test_input_with_a_producer_name_is_appended_once(dev: Dev) -> None:
     lines = b"".join(b"%d\n" % number for number in range(1200))
     words = ("log", "append", "import", "--create", "--producer", "january")
-    shell(
-        dev, *words, stdin=b"".join(lines.splitlines(keepends=True)[:1000])
-    )  # The interrupted run.
+    # The interrupted run.
+    shell(dev, *words, stdin=b"".join(lines.splitlines(keepends=True)[:1000]))
     again = found(dev, *words, stdin=lines)
     assert (again["next_offset"], again["records"], again["were_there"]) == (1200, 1200, 1000)
     assert shell(dev, "log", "read", "import", "-o", "raw").encode() == lines
@@ -83,9 +82,8 @@ def test_log_set_changes_settings(dev: Dev) -> None:
     assert (config["retention_age_s"], config["roll_entries"]) == (604800, 1000)
     assert (config["labels"], config["description"]) == ({"team": "checkout"}, "x y")
     assert found(dev, "log", "set", "tuned", "retention_age=7d")["changes"] == {}
-    refused = shell(
-        dev, "log", "set", "tuned", "retention_age=1d", code=2
-    )  # It asks for confirmation.
+    # It asks for confirmation.
+    refused = shell(dev, "log", "set", "tuned", "retention_age=1d", code=2)
     assert "--yes" in refused
     assert "retention_age" in shell(dev, "log", "set", "tuned", "retention_agee=1d", code=2)
     shell(dev, "log", "set", "no-such-log", "retention_age=1d", code=3)

@@ -142,9 +142,8 @@ def test_cursors_of_a_log_are_bounded(site: Site) -> None:
     body, how = json.dumps({"offset": 0}).encode(), {"content_type": "application/json"}
     status, _, told = ask(site, "one", f"{path}/more", "PUT", body, **how)
     assert (status, f"at most {CURSORS_MAX} cursors" in told.decode()) == (400, True)
-    assert (
-        ask(site, "one", f"{path}/c7", "PUT", body, **how)[0] == 200
-    )  # An existing cursor can be moved.
+    # An existing cursor can be moved.
+    assert ask(site, "one", f"{path}/c7", "PUT", body, **how)[0] == 200
     assert ask(site, "admin", f"{path}/c7", "DELETE")[0] == 204
     assert ask(site, "one", f"{path}/more", "PUT", body, **how)[0] == 200
     assert ask(site, "one", f"{path}/further", "PUT", body, **how)[0] == 400
@@ -191,9 +190,8 @@ def test_lists_count_in_quotas(site: Site) -> None:
 )
 def test_list_reads_no_log_for_a_principal_without_rights(site: Site) -> None:
     made(site, "hidden")
-    assert (
-        ask(site, "stranger", "/v1/logs")[0] == 200
-    )  # The server knows the principal from now on.
+    # The server knows the principal from now on.
+    assert ask(site, "stranger", "/v1/logs")[0] == 200
     site.bookie.stop()  # This stops the metadata store, too: no list can read a log.
     try:
         of_admin = ask(site, "admin", "/v1/logs", log_timeout_ms="100")

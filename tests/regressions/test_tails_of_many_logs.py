@@ -91,9 +91,8 @@ def test_tails_of_many_logs_are_returned_without_opening_them(cluster: LogProces
             assert opened_at(cluster) == before
             first = next(iter(cluster.servers.values()))
             first.child.kill()
-            with client.tails(
-                prefix="many/"
-            ) as again:  # The remaining server answers for all logs.
+            # The remaining server answers for all logs.
+            with client.tails(prefix="many/") as again:
                 assert set(again.ready(30)) == set(LOGS)
             watch.ready(30)
             assert set(watch.known) == set(LOGS)

@@ -66,9 +66,8 @@ def test_deleted_log_is_listed_and_can_be_undeleted(site: Site) -> None:
         log = client.open("shop/carts", create=True)
         log.append(b"a")
         log.cursor("mark").commit(1, protect=True)
-        assert (
-            shell(site, "log", "rm", "shop/carts", "--yes").returncode != 0
-        )  # A protected cursor is in its way.
+        # A protected cursor is in its way.
+        assert shell(site, "log", "rm", "shop/carts", "--yes").returncode != 0
         log.cursor("mark").commit(1, protect=False)
         assert shell(site, "log", "rm", "shop/carts", "--yes").returncode == 0
         said = shell(site, "log", "ls", "--deleted")
@@ -77,9 +76,8 @@ def test_deleted_log_is_listed_and_can_be_undeleted(site: Site) -> None:
         assert "shop/carts" not in shell(site, "log", "ls").stdout
         undeleted = shell(site, "log", "undelete", log.uid, "-o", "raw")
         assert (undeleted.returncode, undeleted.stdout) == (0, "shop/carts\n"), undeleted.stderr
-        assert (
-            log.append(b"b").first_offset == 1
-        )  # The handle still works, because the uid is the same.
+        # The handle still works, because the uid is the same.
+        assert log.append(b"b").first_offset == 1
         assert [each.value for each in log.read()] == [b"a", b"b"]
         (cursor,) = log.cursors()
         assert cursor.offset == 1

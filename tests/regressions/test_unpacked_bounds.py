@@ -151,6 +151,5 @@ def test_read_quota_counts_unpacked_bytes(site: _Site) -> None:
             records += len(batch)
             if records > 4:
                 break
-    assert (
-        time.monotonic() - began > 0.5
-    )  # The first four have 4 MB; the quota allows 2 MB at once.
+    # The first four have 4 MB; the quota allows 2 MB at once.
+    assert time.monotonic() - began > 0.5

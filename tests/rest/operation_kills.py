@@ -40,10 +40,8 @@ _LEDGERS: Final = 12
 _ENTRIES: Final = [b"%01000d" % number for number in range(30)]
 _RATE: Final = 300_000  # Bytes per second, so that each operation takes a second or slightly more.
 _SESSION_S: Final = "2"
-_BEFORE_KILL_S: Final = (
-    0.02,
-    1.5,
-)  # Maximum: hits the request, or the operation.
+# Maximum: hits the request, or the operation.
+_BEFORE_KILL_S: Final = (0.02, 1.5)
 _PATIENCE_S: Final = 120.0
 _LASTING: Final = re.compile("[0-9a-f]{32}")
 _PAUSE_S: Final = 0.1

@@ -78,10 +78,8 @@ class _Forge:
             socket.send_fds(self._line, [request], files)
             os.close(its_input)
             pid = int(self._line.recv(64))
-            with (
-                suppress(BrokenPipeError),
-                open(feed, "wb") as pipe,
-            ):  # Input may stay unread.
+            # The command need not read all input.
+            with suppress(BrokenPipeError), open(feed, "wb") as pipe:
                 pipe.write(stdin)
             self._line.settimeout(timeout_s)
             try:

@@ -182,9 +182,8 @@ def test_plots_show_bars_of_several_sides_and_their_curves() -> None:
     (curve,) = plots.curves(rows)
     assert (curve["title"], curve["unit"]) == ("writer, 100 B", "ms")
     points = curve["sides"]["ours"]
-    assert points == list(
-        zip(SHARES[:101], range(101), strict=True)
-    )  # The curve ends at the first of the slowest.
+    # The curve ends at the first of the slowest.
+    assert points == list(zip(SHARES[:101], range(101), strict=True))
 
 
 def test_plot_merges_figures_of_earlier_runs(
