@@ -1,6 +1,6 @@
 """Benchmarks behind `python -m tests bench NAME`: `figures(runs)` of the module of that name.
 
-Those that take their time yield each figure when they know it, and meanwhile show how far they are.
+Slow benchmarks yield each figure when it is known, and show their progress.
 """
 
 import sys
@@ -19,14 +19,14 @@ class Figure:
     value: float  # The median of the runs.
     unit: str  # Lower is better, unless it ends in "/s".
     target: float | None
-    holds: bool | None  # None where there is no target.
-    rival: float | None = None  # The best that others could do, in the same run,
-    rival_name: str = ""  # and who that was.
-    spread: Sequence[float] = ()  # Of a latency: at each of `load.jobs.SHARES`.
+    holds: bool | None  # None without a target.
+    rival: float | None = None  # The best value of the peers in the same run.
+    rival_name: str = ""  # The peer that had the best value.
+    spread: Sequence[float] = ()  # Latencies at each of `load.jobs.SHARES`.
 
     @property
     def advantage(self) -> float | None:
-        """How many times better it is than that."""
+        """How many times better the value is than the rival's."""
         if self.rival is None:
             return None
         return self.value / self.rival if self.unit.endswith("/s") else self.rival / self.value
@@ -39,7 +39,7 @@ def figure(
 
 
 def judged(name: str, unit: str, target: float | None, values: Sequence[float]) -> Figure:
-    """Of runs that were made already, since one run may bring several figures."""
+    """A figure from the values of earlier runs, because one run may give several figures."""
     value = median(values)
     if target is None:
         return Figure(name, value, unit, None, None)
@@ -56,10 +56,10 @@ def compared(
     *,
     aside: Collection[str] = (),
 ) -> Iterator[Figure]:
-    """What is called "ours" against the best of the others, which come after it in the output.
+    """Compares "ours" with the best of the peers, which follow it in the output.
 
-    Of two targets, the absolute one and the factor of that best, the harder one counts. Those who stand
-    aside promise less, and are only shown.
+    The harder of two targets counts: the absolute one, and the factor of the best peer. Peers in
+    `aside` guarantee less and are only shown.
     """
     equals = [name for name in values if name != "ours" and name not in aside]
     others = {name: median(values[name]) for name in equals}
@@ -78,7 +78,7 @@ def compared(
 
 
 def parts_of(parts: Collection[str], only: Collection[str] | None) -> Collection[str]:
-    """What `--only` names; all parts if it is not given."""
+    """The parts named by `--only`, or all parts."""
     if unknown := [name for name in only or () if name not in parts]:
         known = "".join(f"\n    {name}" for name in parts)
         sys.exit(f"no such part: {', '.join(map(repr, unknown))}; there are{known}")
@@ -90,8 +90,10 @@ _said_s = [time.monotonic()]
 
 
 def show_progress(what: str, done: int, total: int) -> None:
-    """A bar on a terminal, gone when it is full; elsewhere a line now and then, so that nobody takes what
-    is long for what hangs."""
+    """Shows a bar on a terminal, which is removed when it is full, or prints a line now and then.
+
+    So a long run does not seem to hang.
+    """
     if sys.stderr.isatty():
         line = progress_line(done, total, what) if done < total else "\r\x1b[K"
         print(line, end="", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""What the disk does without anybody's server: to append to a file, and to sync that."""
+"""Measures the disk without a server: appending to a file and syncing it."""
 
 import itertools
 import os
@@ -17,7 +17,7 @@ _COUNT: Final = 300
 
 @contextmanager
 def bare_journal(path: Path, size: int) -> Iterator[Callable[[], float]]:
-    """Appends `size` bytes to a file that was allocated like a journal's, and syncs; returns how long."""
+    """Yields a function that appends `size` bytes to an allocated file and syncs; returns seconds."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT)
     os.posix_fallocate(descriptor, 0, _FILE_BYTES)
     os.fdatasync(descriptor)
@@ -37,7 +37,7 @@ def bare_journal(path: Path, size: int) -> Iterator[Callable[[], float]]:
 
 
 def sync_ms() -> float:
-    """Of a block, where servers that are measured have their files: the median of 300."""
+    """The median of 300 syncs of a block, on the disk with the files of the measured servers."""
     with (
         tempfile.TemporaryDirectory() as folder,
         bare_journal(Path(folder, "bare"), _BLOCK_BYTES) as write,

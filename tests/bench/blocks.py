@@ -1,9 +1,9 @@
-"""What blocks of records cost, in CPU time of this process, per record.
+"""CPU time of this process for blocks of records, per record.
 
-Batches of 1,000 records of 100 random bytes, unless it says otherwise; of 10,000 where the cost of a
-record is asked for and not that of a block. To check is what a log server
-does with a client's block: the CRC over all of it, and whatever it says against everything else. Of a
-single record it is the cost of the block itself, as round-robin appends to many logs pay it.
+Batches have 1,000 records of 100 random bytes unless noted otherwise, and 10,000 where the cost of
+a record is measured and not that of a block. "Check" is what a log server does with a client's
+block: it verifies the CRC of the block and all its fields. With a single record it is the cost of
+the block itself, which round-robin appends to many logs pay.
 """
 
 import random

@@ -1,11 +1,11 @@
-"""What one bookie can do: the real process on loopback, with real syncs.
+"""Performance of one bookie: a real process on loopback, with real syncs.
 
-Adds come as fast as they are answered, over eight connections, in batches of 64 KiB, two of them
-under way on each; their answers are counted by length, and looked at when the clock has stopped. The
-generator is one process that sends bytes made beforehand: what it can do alone is in the table.
+Adds are sent as fast as they are answered, over eight connections, in batches of 64 KiB, two of
+them in flight on each. Responses are counted by length and decoded after the measurement. The
+generator is one process that sends prebuilt bytes; its own limit is in the table.
 
-CPU is that of the whole bookie process, kernel and checkpoints included. Where it goes is measured in
-runs of their own, with a stopwatch at each step (`tests/bench/load/timed.py`).
+CPU is that of the whole bookie process, including kernel and checkpoints. The CPU of each step is
+measured in separate runs (`tests/bench/load/timed.py`).
 """
 
 import itertools
@@ -44,20 +44,20 @@ BATCH_BYTES: Final = 64 * 1024
 WINDOW: Final = 2
 PACED_CONNECTIONS: Final = 16
 PACED_BATCH_BYTES: Final = 3_000  # 20 adds of 100 B.
-PACED_INTERVAL_S: Final = 0.008  # In all 40,000 adds a second.
+PACED_INTERVAL_S: Final = 0.008  # 40,000 adds per second in total.
 GC_INTERVAL_S: Final = 1
-OLD_LEDGERS: Final = 1_000_000  # Ids of those that are there before.
+OLD_LEDGERS: Final = 1_000_000  # The first id of earlier ledgers.
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
 HELD_BYTES_PER_S: Final = 1_000_000_000
-_SECTOR_BYTES: Final = 512  # What an add alone takes in the journal.
+_SECTOR_BYTES: Final = 512  # The journal bytes of a single add.
 _SINK: Final = "tests.bench.load.sink"
 _BARE_SERVER: Final = "tests.bench.load.bare_server"
 
 
 @dataclass(frozen=True)
 class Size:
-    """How much of everything; small ones are for tests of this benchmark."""
+    """Amounts of work; small sizes are for tests of this benchmark."""
 
     adds: int = 400_000  # Of 100 B; fewer in proportion of larger ones.
     alone: int = 1_000
@@ -159,7 +159,7 @@ def _require_success(result: Result) -> None:
 
 
 def _into_a_sink(work: Sequence[Sequence[FrameBatch]], runs: int) -> list[float]:
-    """Which answers every frame with as many bytes as a bookie."""
+    """Sends to a sink that answers every frame with as many bytes as a bookie."""
     first = work[0][0]
     sizes = [str(n // first.entries) for n in (len(first.frames), first.reply_bytes)]
     with processes.family() as family:
@@ -189,7 +189,7 @@ def where_it_goes(runs: int, size: Size) -> Iterator[Figure]:
 
 
 def alone(runs: int, size: Size) -> Iterator[Figure]:
-    """In turns with a bare write of the same size and its sync, on the same file system."""
+    """Single adds, in turns with a plain synced write of the same size on the same file system."""
     adds_us: list[float] = []
     syncs_us: list[float] = []
     with victim() as bookie, ExitStack() as stack:
@@ -251,7 +251,7 @@ def cold_reads(runs: int, size: Size) -> Iterator[Figure]:
 
 
 def cold_reads_held(runs: int, size: Size) -> Iterator[Figure]:
-    """The same of a disk whose rate is known: elsewhere it may be that of somebody's memory."""
+    """Cold reads from a disk of known rate, because a virtual disk may be cached in memory."""
     what = f"cold reads of 16 KiB in order, the disk held to {HELD_BYTES_PER_S // 10**6:,} MB/s"
     try:
         with reads_held_to(HELD_BYTES_PER_S, Path(tempfile.gettempdir())):
@@ -264,15 +264,15 @@ def cold_reads_held(runs: int, size: Size) -> Iterator[Figure]:
 def _cold_reads(
     runs: int, what: str, payload_bytes: int, times_max: float | None, cold_bytes: int
 ) -> Iterator[Figure]:
-    """One ledger from its first entry on, in turns with plain readers of the same files: each run is the
-    bookie, the readers, the readers, the bookie. So nobody has more than the other of what a cache
-    below the machine keeps of who came before, or of a disk that gets slower.
+    """Reads one ledger from its first entry on, in turns with plain readers of the same files.
 
-    The disk's rate is what a plain reader gets, one that reads them as `cat` does, in the same run.
-    One past the page cache is shown beside it: on a virtual machine that measures what a cache below
-    it, or a quota, has to give at the moment, not what a disk gives for long. And so is a bare server:
-    what this machine, this generator and this language reach if nothing is verified or put together.
-    The bookie's own cache is small here, so that nothing is left in it from the run before.
+    Each run has the order bookie, readers, readers, bookie, so that caches below the machine and a
+    slower disk affect both sides equally.
+
+    The disk's rate is that of a plain reader, which reads like `cat`, in the same run. Also shown
+    are a reader with O_DIRECT, which on a virtual machine measures a cache or quota below it, and a
+    bare server, which shows the limit of this machine, generator and language without verification.
+    The bookie's own cache is small here, so that it keeps nothing from the previous run.
     """
     entries = cold_bytes // payload_bytes
     cold: list[_Cold] = []
@@ -317,7 +317,7 @@ def _read_cold(bookie: Victim, work: Sequence[Sequence[FrameBatch]], each_bytes:
 
 
 def _read_barely(bookie: Victim) -> _Cold:
-    """Answers of a MiB each, as many as the files have, asked for as the bookie's are."""
+    """Reads all files from a bare server in responses of 1 MiB, like from the bookie."""
     request, paths = b"give", bookie.files()
     answers = sum(path.stat().st_size // MIB for path in paths)
     bookie.drop_caches()
@@ -340,7 +340,7 @@ def _rate(name: str, seconds: Sequence[float]) -> Figure:
 
 
 def _read_plainly(bookie: Victim, flags: int = 0) -> float:
-    """Seconds a byte."""
+    """Returns seconds per byte."""
     bookie.drop_caches()
     chunk = mmap.mmap(-1, MIB)  # Aligned, as O_DIRECT wants it.
     began, size = time.perf_counter(), 0
@@ -358,7 +358,10 @@ def _read_plainly(bookie: Victim, flags: int = 0) -> float:
 
 
 def written(_runs: int, size: Size) -> Iterator[Figure]:
-    """By one run each: bytes hardly vary. Journal files are small, so that few are unfinished."""
+    """One run each, because bytes hardly vary.
+
+    Journal files are small, so that few are unfinished.
+    """
     each = size.ledgers // CONNECTIONS
     shapes = (
         ("entries of 16 KiB", 16 * KIB, 1, CONNECTIONS, 1.15),
@@ -382,7 +385,7 @@ def written(_runs: int, size: Size) -> Iterator[Figure]:
 
 
 def _when_quiet(read: Callable[[], int]) -> int:
-    """When it has not changed for a while."""
+    """Waits until the value has not changed for a while."""
     last, now = -1, read()
     while now != last:
         time.sleep(0.5)
@@ -394,7 +397,7 @@ def _when_quiet(read: Callable[[], int]) -> int:
 
 
 def beside_checkpoints(runs: int, size: Size) -> Iterator[Figure]:
-    """To a bookie whose journal files are small, and to one whose first never fills."""
+    """Adds to a bookie with small journal files, and to one whose first file never fills."""
     settings = [{"ROLLBOOK_STORAGE_JOURNAL_FILE_BYTES": str(each * MIB)} for each in (16, 1024)]
     with ExitStack() as stack:
         busy, calm = (stack.enter_context(victim(each)) for each in settings)
@@ -402,9 +405,9 @@ def beside_checkpoints(runs: int, size: Size) -> Iterator[Figure]:
 
 
 def beside_collection(runs: int, size: Size) -> Iterator[Figure]:
-    """To a bookie where a fifth of all old ledgers has just been deleted, and to one where not.
+    """Adds to a bookie after a fifth of its old ledgers was deleted, and to one without deletions.
 
-    The old ledgers lie mingled in all entry logs, so that each of these is rewritten in each run.
+    All entry logs contain entries of old ledgers, so that each of them is rewritten in each run.
     """
     both = {"ROLLBOOK_STORAGE_JOURNAL_FILE_BYTES": str(16 * MIB)}
     eager = {
@@ -447,7 +450,10 @@ def _in_turns(
     calm: Victim,
     prepare: Callable[[Victim], None],
 ) -> Iterator[Figure]:
-    """Paced adds to many ledgers; the side that is not measured is stopped meanwhile. Both are first in turns."""
+    """Paced adds to many ledgers, while the other side is stopped.
+
+    The sides alternate in going first.
+    """
     each = size.ledgers // PACED_CONNECTIONS
     p99s_ms: dict[Victim, list[float]] = {busy: [], calm: []}
     for run in range(runs):

@@ -1,7 +1,7 @@
-"""What the shell and `import rollbook` cost who types a command: time from start to exit, CPU, memory.
+"""Time, CPU and memory of commands and of `import rollbook`, from start to exit.
 
-Each command is a process of its own, as typed. Connected ones ask a cluster of `rollbook dev` on this machine, which is
-idle otherwise. Wall time means what it says only on a quiet machine.
+Each command is a separate process. Connected commands use an idle cluster of `rollbook dev` on this
+machine. Wall time is meaningful only on a quiet machine.
 """
 
 import os
@@ -44,7 +44,7 @@ asyncio.run(call())
 
 
 class Spent(NamedTuple):
-    """By one process, its children excluded."""
+    """Resources used by one process without its children."""
 
     wall_s: float
     cpu_s: float
@@ -73,7 +73,7 @@ def spent(command: Sequence[str], environment: Mapping[str, str] | None = None) 
 
 
 def figures(runs: int) -> Iterator[Figure]:
-    """With cached bytecode, as pip leaves it: a variable of the caller may keep Python from writing any."""
+    """Measures with cached bytecode, as after pip, even if the environment disables writing it."""
     with tempfile.TemporaryDirectory(prefix="rollbook-bytecode-") as folder:
         cached = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": folder}
         with mock.patch.dict(os.environ, cached):
@@ -84,7 +84,7 @@ def _figures(runs: int) -> Iterator[Figure]:
     python = [sys.executable]
     bare = [spent([*python, "-c", "pass"]) for _ in range(runs)]
     yield judged("python alone, wall", "s", None, [each.wall_s for each in bare])
-    spent([*python, "-c", f"{_IMPORT}rollbook.connect"])  # It leaves its bytecode.
+    spent([*python, "-c", f"{_IMPORT}rollbook.connect"])  # Writes the bytecode.
     imports = [spent([*python, "-c", _IMPORT]) for _ in range(runs)]
     yield judged("import rollbook", "s", _IMPORT_S, [float(each.said) for each in imports])
     client = [spent([*python, "-c", f"{_IMPORT}rollbook.connect"]) for _ in range(runs)]
@@ -126,7 +126,7 @@ def _both(
     target_s: float | None = _START_S,
     code: int = 0,
 ) -> Iterator[Figure]:
-    run()  # It leaves its bytecode.
+    run()  # Writes the bytecode.
     found = [run() for _ in range(runs)]
     wrong = [each.code for each in found if each.code != code]
     assert not wrong, f"{what}: ended with {wrong}, expected {code}"

@@ -1,8 +1,8 @@
-"""What the codec costs, in CPU time of this process, per entry.
+"""CPU time of this process for the codec, per entry.
 
-Chunks are 64 KiB as they come from a socket, so that frames are cut at their ends. To decode is to
-take a chunk apart, check each ledger's key and fence as a bookie must, and index the entries by
-ledger and entry id. "Mixed" are 16 ledgers in turn; "any size" are payloads of 20 to 180 bytes.
+Chunks have 64 KiB, as from a socket, so that they end inside frames. "Decode" parses a chunk,
+checks each ledger's key and fence like a bookie, and indexes the entries by ledger and entry id.
+"Mixed" has 16 ledgers in turn; "any size" has payloads of 20 to 180 bytes.
 """
 
 import itertools
@@ -68,7 +68,7 @@ def _measures() -> Iterator[tuple[str, float | None, Callable[[], float]]]:
 
 @dataclass(slots=True)
 class _Ledger:
-    """As much of a bookie's ledger as an add meets."""
+    """The part of a bookie's ledger that an add uses."""
 
     key: bytes
     is_fenced: bool = False

@@ -1,7 +1,7 @@
-"""What open pages cost: appends beside fifty open overviews, and pages of many bookies and many ledgers.
+"""Cost of open dashboard pages: appends beside fifty open overviews, and pages of large clusters.
 
-Appends go through `rollbook dev` in turns: a stretch with the overviews open, a stretch with none. Pages are asked of a
-dashboard in this process whose cluster is made up, so that the time is the dashboard's own.
+Appends go through `rollbook dev`, in turns with and without open overviews. Pages come from a
+dashboard in this process with a fake cluster, so that only the dashboard's own time is measured.
 """
 
 import asyncio
@@ -61,7 +61,7 @@ def figures(runs: int) -> Iterator[Figure]:
 
 
 def _p99s_ms() -> tuple[float, float]:
-    """With the pages, and without."""
+    """Returns p99 with open pages, and without."""
     beside: list[float] = []
     alone: list[float] = []
     with tempfile.TemporaryDirectory() as folder, running_dev(Path(folder) / "data", 3) as dev:
@@ -86,7 +86,7 @@ def _append(log: Any, taken_s: list[float]) -> None:
 
 
 def _open_overview(address: str) -> HTTPConnection:
-    """As a browser that follows it: the stream's answer has begun."""
+    """Follows the overview like a browser; returns when the stream has begun."""
     connection = HTTPConnection(address, timeout=30)
     connection.request("GET", "/dashboard/live?page=/")
     answer = connection.getresponse()
@@ -129,7 +129,7 @@ def _cpu_s(cluster: FakeCluster, path: str) -> float:
 
 
 def _page(cluster: FakeCluster, path: str) -> bytes:
-    """Rendered by the dashboard itself; what it serves pages with is left out."""
+    """Renders a page with the dashboard, without the HTTP server."""
     return asyncio.run(_rendered(cluster, path))
 
 

@@ -1,9 +1,9 @@
-"""Draws what `plots.py` has laid out. It runs in an environment with matplotlib and nothing of ours.
+"""Draws the panels of `plots.py`. It runs in an environment with matplotlib and without Rollbook.
 
     python -m tests.bench.draw FOLDER
 
-Rates are bars, the longest the best. Latencies are curves of how many of all were no slower, on a scale
-of nines, since it is the tail that differs. A side keeps its colour; what is not synced is pale and hatched or dotted.
+Rates are bars; the longest is the best. Latencies are cumulative curves on a scale of nines, which
+shows the tail. A side keeps its colour; unsynced results are pale and hatched or dotted.
 """
 
 import json

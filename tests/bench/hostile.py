@@ -1,14 +1,16 @@
-"""What hostile connections cost a real bookie process: CPU and memory of each kind, and of 1,000 at once.
+"""CPU and memory that hostile connections cost a bookie process, by kind and with 1,000 at once.
 
-CPU is that of the whole process from before the attack until it is quiet again; memory is the most
-that was resident over what was before. What is let go of is not always given back to the system, so
-a kind that comes late may seem to cost nothing: each kind meets a bookie of its own. It meets it once:
-CPU and memory of fifty hardly vary; what all of them do to others, at the same time, is measured in runs.
+CPU is that of the whole process from before the attack until it is quiet again; memory is the
+growth of the resident peak. Each kind of attack gets a new bookie, because freed memory is not
+always returned to the system and would hide the cost of later kinds. Each kind runs once, because
+CPU and memory of fifty connections hardly vary; the effect of all kinds on other clients is
+measured in several runs.
 
-Then what each kind of attack on a log server's HTTP, twenty at once each second from another process, does to somebody
-who appends a record at a time: p99 beside it, against p99 of the seconds before and after. And the same of gRPC behind
-TLS, where those who attack have certificates that nobody knows; what of that is gRPC's own, in front of a server with
-nothing of ours; and those who have no certificate at all. `--only "HTTP, noise"` tries one kind alone.
+The second part attacks a log server's HTTP with each kind, twenty connections per second from
+another process, and measures p99 of single appends during the attack and in the seconds before and
+after. The third part does the same with gRPC and TLS: attackers with unknown certificates, the part
+of that which is gRPC's own (a server without Rollbook), and attackers without a certificate.
+`--only "HTTP, noise"` tries one kind alone.
 """
 
 import asyncio
@@ -54,7 +56,7 @@ _NAMELESS: Final = "gRPC, without a certificate"
 
 
 def figures(runs: int, *, only: Collection[str] | None = None) -> Iterator[Figure]:
-    """`only`: keys of `PARTS`, and single kinds at the doors of a log server (`HTTP, noise`)."""
+    """`only`: keys of `PARTS`, or single kinds of attacks on a log server (`HTTP, noise`)."""
     parts = PARTS | (_single_kinds() if only else {})
     wanted = parts_of(parts, only)
     for name, part in parts.items():
@@ -93,7 +95,7 @@ def _many(runs: int) -> Iterator[Figure]:
 
 @dataclass(frozen=True)
 class _Door:
-    """Of a log server, and who comes to it."""
+    """An interface of a log server and the attacks on it."""
 
     name: str
     kinds: Sequence[Attack]
@@ -251,8 +253,9 @@ async def _p99_of_bare_grpc_ms(place: Address, shown: TlsFiles) -> float:
 
 
 async def _p99_on_time_ms(ask: Callable[[], Awaitable[object]]) -> float:
-    """For a client that asks at fixed times, from when each was due. One that asked again only after its answer would ask
-    least while all stands still, and a second of that would be one bad answer of a thousand.
+    """p99 of requests at fixed times, measured from their due times.
+
+    A client that waits for each response would send few requests during a stall and hide it.
     """
     await ask()  # It connects.
     taken: list[float] = []
@@ -280,7 +283,7 @@ PARTS: Final[dict[str, Callable[[int], Iterator[Figure]]]] = {
 
 
 def _single_kinds() -> dict[str, Callable[[int], Iterator[Figure]]]:
-    """Of the kinds of both doors each by itself, as its figure is called: `HTTP, noise`."""
+    """Each kind of attack on each interface, by the name of its figure: `HTTP, noise`."""
     kinds = {
         "HTTP": http_attacks(),
         "gRPC": lasting_grpc_attacks(),

@@ -1,13 +1,15 @@
-"""What a bookie that hangs (SIGSTOP) costs those who write and read, and what a writer keeps in memory
-when the cluster does not keep up. Four real bookies and a client, with its defaults, each a process.
+"""Effect of a hanging bookie (SIGSTOP) on writers and readers, and memory of a writer in a slow
+cluster.
 
-A writer adds 100 B in bursts, 1,000 under way, while one of its three bookies stops: with a quorum of
-two nobody waits for that one until the window is full of what only it lacks; with a quorum of three
-everything waits until its deadline has passed. The fourth bookie steps in. What is said to be the
-pause is the longest time in which nothing was confirmed.
+Four real bookies and a client with its defaults, each a process.
 
-A reader takes entries of 1 KiB one by one, from random places of a closed ledger in the page cache,
-with each of the ledger's bookies stopped in turn; the worst of the three counts.
+A writer adds 100 B in bursts, with 1,000 adds in flight, while one of its three bookies stops. With
+an ack quorum of two it does not wait until the window is full of entries that only this bookie
+lacks. With three, everything waits until the deadline has passed. Then the fourth bookie takes
+over. The pause is the longest time in which nothing was confirmed.
+
+A reader reads entries of 1 KiB one by one from random positions of a closed ledger in the page
+cache, with each of the ledger's bookies stopped in turn. The worst of the three counts.
 """
 
 import tempfile

@@ -1,18 +1,19 @@
-"""Our client on our bookies beside Apache BookKeeper's client on its bookies, in turns, on one machine.
+"""Compares Rollbook's client and bookies with Apache BookKeeper's, in turns, on one machine.
 
-Two clusters of three bookies share one ZooKeeper; while one is measured the other sleeps
+Two clusters of three bookies share one ZooKeeper; while one is measured, the other is stopped
 (`stillness`). Both clients run the same jobs with the same sizes, windows and quorums (E3 Qw3 Qa2,
-CRC32C), each in a process of its own, and report in the same words (`load/ledger_worker.py`,
-`java/…/Peer.java`). Java is warmed up first; what is compared are medians of runs made in turns: ours,
+CRC32C), each in its own process, and report the same fields (`load/ledger_worker.py`,
+`java/…/Peer.java`). Java is warmed up first. The medians of alternating runs are compared: ours,
 V2, V3, ours, …
 
-Adds have a fourth in turn, "bare Python" (`ledger_bare`): what this language leaves to a client without checks, index
-and futures. It is shown, and held against nobody.
+Adds have a fourth side, "bare Python" (`ledger_bare`): the limit of a Python client without checks,
+index and futures. It is only shown and sets no target.
 
-A run at which Java fails is made again, and what Java says goes to standard error. If it goes on failing
-its figure is of the other runs, and its name says so.
+A failed run of Java is repeated, and Java's output goes to standard error. If it fails again, the
+figure is that of the other runs, and its name says so.
 
-Targets are factors of the better of Java's two protocols in this very run, besides absolute ones.
+Targets are factors of the better of Java's two protocols in the same run, in addition to absolute
+ones.
 """
 
 import asyncio
@@ -60,7 +61,7 @@ Found = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Size:
-    """How much of everything."""
+    """Amounts of work."""
 
     seconds: float = 4.0  # Of each run of adds.
     warm_up_s: float = 10.0
@@ -75,12 +76,12 @@ FULL: Final = Size()
 
 
 class BenchFailed(Exception):
-    """A client said why."""
+    """A client failed; the message has its reason."""
 
 
 @dataclass
 class Side:
-    """A cluster and the client that goes with it."""
+    """A cluster and its client."""
 
     name: str
     cluster: Cluster | ledger_bare.BareCluster
@@ -144,7 +145,7 @@ def _in_turns(
     *,
     with_bare: bool = False,
 ) -> dict[str, dict[str, list[float]]]:
-    """What was found, by its name and then by the client's."""
+    """Results by name of the measurement and then by client."""
     turns = [(sides.ours, "v3"), *((sides.java, client) for client in java_clients)]
     turns += [(sides.bare, "bare")] if with_bare else []
     found: dict[str, dict[str, list[float]]] = {}
@@ -163,7 +164,7 @@ def _in_turns(
 def _patiently(
     measure: Callable[[Side, str], Mapping[str, float]], side: Side, client: str
 ) -> Mapping[str, float]:
-    """Nothing if its peer fails each time."""
+    """Returns None if the peer fails every time."""
     for _ in range(_ATTEMPTS):
         with suppress(peer.PeerFailed):  # It has said why.
             return measure(side, client)
@@ -363,7 +364,9 @@ def _sides() -> Iterator[Sides]:
 
 
 def _complaints_in(logs: Sequence[Path]) -> str:
-    """Of each the first of every kind, since they go with the folder that they are in."""
+    """The first complaint of every kind in each log, because the logs are deleted with their
+    folder.
+    """
     found: list[str] = []
     for log in logs:
         lines = log.read_text(errors="replace").splitlines() if log.exists() else []
@@ -408,8 +411,9 @@ class OurClient:
 
 
 async def _leave_open(cluster: Cluster, count: int) -> LedgerId:
-    """A ledger as a writer leaves it that dies with all its adds on their way: no entry knows of a
-    confirmed one before it, and all of them are with all bookies.
+    """Leaves a ledger like a writer that died with all adds in flight.
+
+    All bookies have all entries, and no entry has a last confirmed entry.
     """
     url = MetadataUrl.parse(cluster.metadata)
     async with await open_metadata_store(url) as store:

@@ -1,4 +1,6 @@
-"""What Python can reach at all at adds: three bookies and a client that do the least (`load/bare_bookie.py`)."""
+"""The limit of Python for adds: three bookies and a client that do the minimum
+(`load/bare_bookie.py`).
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

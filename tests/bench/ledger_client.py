@@ -1,8 +1,8 @@
-"""What a ledger client costs, in CPU time of this process, per entry of 100 B with three replicas.
+"""CPU time of this process for a ledger client, per entry of 100 B with three replicas.
 
-All of the client is real: writer, rules, pool, connections, codec. Only sockets are not: what is
-written is kept, and three bookies answer it, off the clock, with whole groups of adds as a journal
-commits them. So the kernel's part is missing: see `bench ledger` for clusters.
+All of the client is real: writer, rules, pool, connections, codec. Only sockets are replaced: three
+fake bookies answer what was written outside the measured time, in groups of adds like a journal's
+commits. So the kernel's part is missing: see `bench ledger` for clusters.
 """
 
 import asyncio
@@ -126,7 +126,7 @@ class _Nodes:
 
 
 class Network:
-    """A `Transport` of lines that end here."""
+    """A `Transport` whose connections end in this process."""
 
     def __init__(self) -> None:
         self.lines: list[LoopbackTransport] = []
@@ -145,7 +145,7 @@ class Network:
 
 
 class LoopbackTransport(asyncio.Transport):
-    """What its client writes is answered by `answer`, as bytes, which `hear` hands over."""
+    """`answer` computes the responses to the client's bytes, and `hear` delivers them."""
 
     def __init__(self, protocol: Any) -> None:
         super().__init__()

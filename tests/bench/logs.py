@@ -1,9 +1,11 @@
-"""Named logs: our client → gRPC → a log server → three bookies, each a process, beside other log services
-that run in the same turns: the same jobs (`load/logs_jobs.py`), sizes and windows, three copies, and
-every ack means that the record is synced to disk.
+"""Compares named logs (client → gRPC → log server → three bookies, each a process) with other
+services.
 
-While one side is measured the others sleep (`stillness`). Targets are factors
-of the best of the others in this very run, besides absolute ones.
+All sides run the same jobs (`load/logs_jobs.py`) in turns, with the same sizes and windows, three
+copies, and acks only after the record is synced to disk.
+
+While one side is measured, the others are stopped (`stillness`). Targets are factors of the best
+peer in the same run, in addition to absolute ones.
 """
 
 import sys
@@ -39,7 +41,7 @@ _SETTLE_S: Final = 2.0  # and has looked after what it found.
 
 @dataclass(frozen=True)
 class Size:
-    """How much of everything."""
+    """Amounts of work."""
 
     seconds: float = 4.0  # Of each run of appends.
     alone: int = 1_500
@@ -58,7 +60,7 @@ FULL: Final = Size()
 
 
 class OurSide(LogSide):
-    """One log server; a second one only while the first is killed."""
+    """One log server, and a second one only for kills of the first."""
 
     name = "ours"
     about = f"rollbook {__version__}, a log server and three bookies, E3 Qw3 Qa2, defaults"
@@ -69,14 +71,14 @@ class OurSide(LogSide):
         self._client = self._hire()
 
     def restart(self) -> int:
-        """Another server, which remembers nothing; its process id."""
+        """Replaces the server by a new one with empty caches; returns its pid."""
         self._cluster.servers["log-1"].child.kill()
         server = self._cluster.start_server("log-1")
         self._client = self._hire()
         return server.pid
 
     def _hire(self) -> OurClient:
-        """One that knows all servers there are now."""
+        """Starts a client that knows all current servers."""
         url = self._cluster.url
         return OurClient(self._cluster.children.start_module("tests.bench.load.logs_worker", url))
 
@@ -140,7 +142,7 @@ def _in_turns(sides: Sequence[LogSide]) -> Iterator[LogSide]:
 
 @contextmanager
 def sides_of(peers: Mapping[str, OpenPeer]) -> Iterator[Sequence[LogSide]]:
-    """Ours first, then those that can be had."""
+    """Yields our side first, then the available peers."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         sides: list[LogSide] = []
@@ -158,7 +160,7 @@ def sides_of(peers: Mapping[str, OpenPeer]) -> Iterator[Sequence[LogSide]]:
 
 
 class _Runs:
-    """What was found in runs made in turns: by what it is, and then by whose it is."""
+    """Results of alternating runs, by measurement and then by side."""
 
     def __init__(
         self,
@@ -191,7 +193,7 @@ class _Runs:
         return [median(self._found[_at(share)][name]) for share in SHARES]
 
     def costs(self, what: str, unit: str) -> Iterator[Figure]:
-        """Of the processes of each side, without judgement."""
+        """CPU of each side's processes, without targets."""
         for key, values in self._found.items():
             if key.startswith("CPU"):
                 for name, found in values.items():
@@ -199,7 +201,7 @@ class _Runs:
 
 
 def _costing(side: LogSide, job: str, **arguments: Any) -> tuple[Found, dict[str, float]]:
-    """And what it took of each process for one record, in µs."""
+    """Runs a job; also returns the CPU of each process per record, in µs."""
     before = side.cpu_s()
     found = side.run(job, **arguments)
     after = side.cpu_s()
@@ -274,7 +276,7 @@ def _tailing(sides: Sequence[LogSide], runs: int, size: Size) -> Iterator[Figure
 def _replay(
     sides: Sequence[LogSide], runs: int, size: Size, *, record_bytes: int, megabytes: bool
 ) -> Iterator[Figure]:
-    """Others make one object of each record: both of our ways are held against that."""
+    """Peers create an object for each record; both of our ways are compared with that."""
     filled: dict[str, tuple[str, int]] = {}
 
     def fill(side: LogSide) -> tuple[str, int]:
@@ -358,7 +360,7 @@ def _failover(sides: Sequence[LogSide], runs: int, size: Size) -> Iterator[Figur
 
 
 def _silent_readers(sides: Sequence[LogSide], runs: int, size: Size) -> Iterator[Figure]:
-    """What they cost a server that has just begun: later it has such memory to spare."""
+    """Memory of silent readers in a new server, because an older one has free memory to reuse."""
     (ours,) = sides
     assert isinstance(ours, OurSide)
     log = ours.new_log("silent")
@@ -373,7 +375,10 @@ def _silent_readers(sides: Sequence[LogSide], runs: int, size: Size) -> Iterator
 
 
 def _long_tail(sides: Sequence[LogSide], _runs: int, size: Size) -> Iterator[Figure]:
-    """What readers cost a server beyond the appends. Once, since it is much to write, and to one bookie."""
+    """Cost of readers in addition to appends.
+
+    Runs once and with one bookie, because it writes much.
+    """
     (ours,) = sides
     assert isinstance(ours, OurSide)
     grown = {}
@@ -399,7 +404,7 @@ def _long_tail(sides: Sequence[LogSide], _runs: int, size: Size) -> Iterator[Fig
 
 
 def _begun_anew(ours: OurSide, log: str) -> Callable[[], float]:
-    """A server that has loaded what it ever will: by how much it has grown at most since then."""
+    """Starts and warms up a server; the returned function gives its peak growth since then."""
     pid = ours.restart()
     ours.run("alone", log=log, size=100, count=_WARM_UP)
     time.sleep(_SETTLE_S)
@@ -408,7 +413,7 @@ def _begun_anew(ours: OurSide, log: str) -> Callable[[], float]:
 
 
 def resident_mib(pid: int, name: str) -> float:
-    """Of `/proc/PID/status`: VmRSS is now, VmHWM the most ever."""
+    """A value of `/proc/PID/status`: VmRSS is the current memory, VmHWM the peak."""
     (line,) = (
         line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if name in line
     )

@@ -1,8 +1,8 @@
-"""NATS JetStream beside us: three nodes, three replicas, every write synced before it is acked.
+"""NATS JetStream as a peer: three nodes, three replicas, every write synced before it is acked.
 
-That is not how it comes: as it comes it syncs every two minutes. So it is shown that way, too, by nodes of their own.
+By default JetStream syncs every two minutes. That is shown, too, with separate nodes.
 
-The server is built from its Go module; its Python client has a virtual environment of its own.
+The server is built from its Go module; its Python client has its own virtual environment.
 """
 
 import json

@@ -1,10 +1,12 @@
-"""Apache Kafka beside us: three KRaft nodes, each controller and broker, three replicas of which two have to be in
-sync, `acks=all` from idempotent producers, and every batch synced to disk by every replica before it is acked
-(`log.flush.interval.messages=1`). That is not how it comes: as it comes, an ack means that it is in the memory of
-two machines. So it is shown that way, too, as a side whose acks are not synced.
+"""Apache Kafka as a peer, with every batch synced to disk by every replica before it is acked.
 
-The server comes from Maven Central, its two Python clients have a virtual environment of their own. All sides
-share one cluster, since only one of them is measured at a time.
+Three KRaft nodes are controllers and brokers. There are three replicas with two in-sync, `acks=all`
+from idempotent producers, and `log.flush.interval.messages=1`. By default an ack of Kafka only
+means that the batch is in the memory of two machines. That is shown, too, as a side whose acks are
+not synced.
+
+The server comes from Maven Central; its two Python clients have their own virtual environments. All
+sides share one cluster, because only one of them is measured at a time.
 """
 
 import hashlib
@@ -89,7 +91,7 @@ class KafkaNodes:
                 self._running[node] = self._start(node)
 
     def complaints(self) -> str:
-        """The last words of whichever node said any."""
+        """The last log lines of the nodes."""
         said = [self._log(node).read_text().strip() for node in _NODES]
         return next((each.splitlines()[-1] for each in said if each), "its nodes say nothing")
 
@@ -193,7 +195,9 @@ def _about(class_path: str) -> str:
 
 
 def class_path(project: Path = _PROJECT) -> str:
-    """Of the server, or of another project, as Maven found it; asked once for each version of the project file."""
+    """Maven's class path of the server or of another project, cached by version of the project
+    file.
+    """
     if not shutil.which("java"):
         raise CannotBeHad("its servers run on Java 17 or later, and there is no `java`")
     digest = hashlib.sha256(project.read_bytes()).hexdigest()[:16]

@@ -1,5 +1,6 @@
-"""What `bench logs` asks of a log service, and how other services are had: fetched once, by the ordinary
-clients of the registries where they are published, into a cache folder of the user's.
+"""The interface of a log service for `bench logs`, and downloads of other services.
+
+They are downloaded once, with the usual clients of their registries, to the user's cache folder.
 """
 
 import itertools
@@ -24,11 +25,11 @@ _NUMBERS: Final = itertools.count(1)
 
 
 class CannotBeHad(Exception):
-    """It cannot be fetched, built or started; the text says why."""
+    """A service cannot be fetched, built or started; the message says why."""
 
 
 class LogSide(ABC):
-    """A service and the client that goes with it."""
+    """A service and its client."""
 
     name: str
     about: str
@@ -45,11 +46,11 @@ class LogSide(ABC):
 
     @abstractmethod
     def cpu_s(self) -> Mapping[str, float]:
-        """So far, by who took it."""
+        """CPU seconds so far, by process."""
 
     @abstractmethod
     def pids(self) -> Collection[int]:
-        """Of all its processes that run."""
+        """The pids of its running processes."""
 
     def ailing_replica(self) -> str | None:
         """Whichever does not keep up, as far as anybody else tells."""
@@ -67,13 +68,13 @@ class LogSide(ABC):
 
     @abstractmethod
     def spare(self) -> AbstractContextManager[Mapping[str, int]]:
-        """While it lasts one server may be killed: their process ids, by what `owner` calls them.
+        """Yields the servers' pids by the names that `owner` returns; one server may be killed.
 
-        Then all run again.
+        Restarts it at the end.
         """
 
     def complaints(self) -> str:
-        """What its servers said last, for finding out why they do not get ready."""
+        """The servers' last log lines, which may show why they are not ready."""
         return "what its servers say is not kept"
 
     def wait_ready(self) -> None:
@@ -121,8 +122,9 @@ def fetch(command: Sequence[str | Path], environment: Mapping[str, str] = {}) ->
 
 
 def python_with(name: str, *packages: str) -> Path:
-    """The interpreter of a virtual environment that has these and nothing else, made of the one that ours run in:
-    another build of it may cost a fifth more.
+    """The interpreter of a virtual environment with only these packages.
+
+    It is made from the current interpreter, because another build may be a fifth slower.
     """
     folder = cache(name)
     python, stamp = folder / "bin" / "python", folder / "has"

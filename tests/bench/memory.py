@@ -1,21 +1,21 @@
-"""How much memory a bookie takes, with its default budgets: the real process under steady load.
+"""Memory of a bookie with its default budgets: a real process under steady load.
 
-Ten thousand open ledgers get a thousand entries of 1 KB each, over 16 connections, each of which has
-its ledgers in turn: the least that an index can be compressed and a checkpoint can be spared. What
-counts is the most that was ever resident. `--gib` makes the ledgers shorter, not fewer; so do a disk that
-has no room for all, and a machine that takes more than five minutes: the figure says how much it was.
+Ten thousand open ledgers get a thousand entries of 1 KB each, over 16 connections that write to
+their ledgers in turn. This is the worst case for compressing the index and for checkpoints. The
+peak resident memory counts. `--gib`, a small disk or a machine that needs more than five minutes
+make the ledgers shorter, not fewer; the figure says how much was written.
 
-Then the crowd: connections that do nothing, and readers that take their answers slowly. Others add at a
-steady pace to the bookie that has the crowd, while it comes and everybody in it asks for all that it may at
-once, and when that rush is over; then in turns, a second each, with another bookie that has none, while the
-crowd stands still: what changes on the machine is in both. The crowd gets the processor last: what it takes of
-the machine is not what a bookie's other clients wait for, and on machines of their own they would not.
+The second part is a crowd: idle connections and slow readers. A client adds at a steady pace to the
+bookie with the crowd, while the crowd connects and requests everything at once, and after that.
+Then it alternates every second with a bookie without a crowd, so that changes of the machine affect
+both. The crowd has the lowest CPU priority, because its own CPU time is not a cost of the bookie.
 
-Then packed blocks in a log, which unpack to gigabytes (`tests/hostile/packed.py`): by how much a consumer grows that reads
-them, and a log server that takes them apart, or checks a message of them.
+The third part has packed blocks in a log, which unpack to gigabytes (`tests/hostile/packed.py`):
+the memory of a consumer that reads them, and of a log server that unpacks them or checks a message
+of them.
 
-Then what an owner remembers of its log's producers: with one batch each, as lone appends and keys leave them, and
-with eight; and what logs that are full of them take within one budget.
+The fourth part is the state of a log's producers in its owner: with one batch each, as after single
+appends and keys, and with eight; and the memory of logs with many producers within one budget.
 """
 
 import itertools
@@ -64,7 +64,7 @@ _CROWD_S_MAX: Final = 120.0  # Until it is there, on a busy machine.
 
 @dataclass(frozen=True)
 class Size:
-    """How much of everything; small ones are for tests of this benchmark."""
+    """Amounts of work; small sizes are for tests of this benchmark."""
 
     ledgers: int = 10_000
     entries: int = 1_000  # Of 1 KB, in each ledger.
@@ -129,7 +129,7 @@ def _open_ledgers(size: Size) -> Iterator[Figure]:
 
 
 def _that_fits(size: Size) -> Size:
-    """As much as the disk has room for; the figure's name says how much that was."""
+    """Reduces the size to the room on disk; the figure's name says how much is written."""
     room = shutil.disk_usage(tempfile.gettempdir()).free / _ROOM
     return replace(
         size, entries=max(1, min(size.entries, int(room / (size.ledgers * entry_bytes(1_000)))))
@@ -270,7 +270,7 @@ def _append_as(known: Producers, count: int, batches: int) -> None:
 
 
 def _allocated() -> int:
-    """By Python, in this process, from the first call on."""
+    """Bytes allocated by Python in this process since the first call."""
     if not tracemalloc.is_tracing():
         tracemalloc.start()
     return tracemalloc.get_traced_memory()[0]

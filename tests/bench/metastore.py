@@ -1,4 +1,4 @@
-"""What the metadata stores of one machine can do: values of 200 bytes, real syncs."""
+"""Performance of the metadata stores of one machine, with values of 200 bytes and real syncs."""
 
 import asyncio
 import random

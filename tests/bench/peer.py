@@ -1,10 +1,10 @@
-"""Apache BookKeeper as its users run it, to be measured beside us: three bookies and a client, on JVMs.
+"""Apache BookKeeper as a peer: three bookies and a client, on JVMs.
 
-What is set is what a user who wants speed sets: storage in RocksDB (`DbLedgerStorage`), the journal
-flushed whenever it has nothing more to take, no throttle in the client, and compilers at full power;
-and patience, since there is no fourth bookie that could step in: a ledger ends with the first add that
-one of the three refuses. Everything else is Apache's default. Each job's figures come from the client's
-own process.
+It has the settings of a user who wants speed: storage in RocksDB (`DbLedgerStorage`), journal
+flushes as soon as its queue is empty, no throttle in the client, and full JIT compilation.
+Time-outs are long, because there is no fourth bookie: a ledger ends with the first add that one of
+the three refuses. Everything else is Apache's default. Each job's figures come from the client's
+process.
 """
 
 import json
@@ -64,7 +64,7 @@ PROTOCOLS: Final[Mapping[str, Mapping[str, str | int]]] = {
 
 
 class PeerFailed(Exception):
-    """The Java client said why."""
+    """The Java client failed; the message has its reason."""
 
 
 class Peer:
@@ -77,7 +77,7 @@ class Peer:
         self._child = self._start()
 
     def run(self, job: str, client: str, **arguments: Any) -> Mapping[str, Any]:
-        """Raises `PeerFailed`; it can be asked again."""
+        """Raises `PeerFailed`, after which it can be called again."""
         try:
             return _ask(self._child, job, client, **arguments)
         except (ChildFailed, BrokenPipeError) as error:

@@ -1,7 +1,7 @@
-"""What the figures of a bench look like: `--plot FOLDER` draws `throughput` and `latency`, as PNG and as SVG.
+"""Plots of a benchmark: `--plot FOLDER` draws `throughput` and `latency`, as PNG and as SVG.
 
-What was measured is kept in `FOLDER/figures.json` by its name, so that a bench that runs in parts is drawn as a
-whole. `draw.py` does the drawing, in a virtual environment of its own.
+Figures are kept by name in `FOLDER/figures.json`, so that a benchmark that runs in parts gets
+complete plots. `draw.py` draws them in its own virtual environment.
 """
 
 import json
@@ -22,7 +22,7 @@ Panel = dict[str, Any]
 
 
 def plot(figures: Iterable[Figure], folder: Path) -> None:
-    """Where nothing can draw, that is said; the figures are kept all the same."""
+    """Saves the figures, and draws them or reports why it cannot."""
     folder.mkdir(parents=True, exist_ok=True)
     kept = folder / "figures.json"
     rows: dict[str, Any] = json.loads(kept.read_text()) if kept.exists() else {}
@@ -64,6 +64,9 @@ def curves(rows: Iterable[Mapping[str, Any]]) -> list[Panel]:
 
 
 def _points(spread: Sequence[float]) -> list[tuple[float, float]]:
-    """Up to the slowest: that so few were measured that it stands for several shares is not drawn."""
+    """The points up to the slowest.
+
+    A slowest value that stands for several shares is drawn once.
+    """
     known = spread.index(spread[-1]) + 1
     return list(zip(SHARES[:known], spread[:known], strict=True))

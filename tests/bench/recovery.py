@@ -1,8 +1,8 @@
-"""Recovery: how fast copies are made, what that costs others, and how fast the index and the auditor are.
+"""Recovery: speed of copies, their cost for other clients, and speed of index and auditor.
 
-Bookies, metadata store, clients and workers are processes of this machine. A ledger that lacks copies names a bookie that
-never was beside the one that has all entries. So nothing has to be killed, and ledgers can be made ahead of the turns in
-which they are copied.
+Bookies, metadata store, clients and workers are processes of this machine. A ledger that lacks
+copies names a bookie that never existed and one that has all entries. So no bookie has to be
+killed, and ledgers can be made in advance.
 
     copies    a worker's bytes a second, beside a client that only reads the same entries (R), and one that only adds them
               to a bookie from memory, as recoveries add (W). A client that read all first and then wrote it would reach
@@ -57,7 +57,7 @@ _REST_S: Final = 0.5  # Between two turns: what bookies do after one.
 
 @dataclass(frozen=True)
 class Size:
-    """How much of everything; small ones are for tests of this benchmark."""
+    """Amounts of work; small sizes are for tests of this benchmark."""
 
     ledgers: int = 8  # That are copied in one turn,
     large_bytes: int = 256 * MIB  # and what they have in all, in entries of 64 KiB,
@@ -116,7 +116,7 @@ _RESIDENT_MIB_MAX: Final = 256.0
 
 
 class BenchFailed(Exception):
-    """A worker said why."""
+    """A worker failed; the message has its reason."""
 
 
 def figures(
@@ -160,7 +160,7 @@ class Peer:
 
 
 class Site:
-    """A cluster; bookies come when they are wanted. The embedded store has a process of its own."""
+    """A cluster that starts bookies on demand. The embedded store has its own process."""
 
     def __init__(self, children: Family, folder: Path, url: str) -> None:
         self.children, self.url = children, url
@@ -175,7 +175,7 @@ class Site:
         self.bookies[name] = bookie
 
     def lose_bookie(self, name: str) -> None:
-        """In order, so that nobody waits for its session."""
+        """Stops the bookie cleanly, so that its session does not have to expire."""
         bookie = self.bookies.pop(name)
         bookie.terminate()
         bookie.wait()
@@ -258,7 +258,7 @@ _ALONE: Final = {"ensemble": 1, "write": 1, "lost": _LOST}
 def _in_turn(
     reference: Peer, worker: Peer, ids: Sequence[int], targets: Sequence[str]
 ) -> dict[str, float]:
-    """The two targets have the same to do in the end."""
+    """Alternates between two targets, which get the same work in total."""
     to_write, to_copy = targets
     worker.run("mark", ids=ids, lost=_LOST)
     _rest()
@@ -304,7 +304,7 @@ def _stripes(runs: int, size: Size) -> Iterator[Figure]:
 
 
 def _copy_stripes(site: Site, entries: Entries, size: Size) -> dict[str, float]:
-    """Of five bookies one goes; the sixth takes its seats."""
+    """One of five bookies is lost; the sixth replaces it."""
     for number in range(5):
         site.start_bookie(f"member-{number}")
     worker = site.worker()
@@ -359,8 +359,9 @@ def _java(runs: int, size: Size) -> Iterator[Figure]:
 def _beside_java(
     tree: zookeeper.ZooKeeperTree, folder: Path, entries: Entries, runs: int, size: Size
 ) -> dict[str, list[float]]:
-    """Two bookies: either has the entries of a ledger, and the other one takes them. The side whose turn it is not
-    is asleep.
+    """Two bookies: one has the entries of a ledger, and the other receives them.
+
+    The other side is stopped.
     """
     url = f"zk+hierarchical://{tree.server.address}{tree.chroot}/ledgers"
     asyncio.run(_initialise(url))
@@ -399,7 +400,7 @@ _JVM_STARTS_S: Final = 10.0  # While nothing is marked: then its auditor has beg
 
 
 def _our_worker(site: Site) -> Child:
-    """As `rollbook server recovery` runs it, without a limit, as Java's has none."""
+    """Starts our worker like `rollbook server recovery`, without a rate limit, like Java's."""
     environment = {
         "ROLLBOOK_WORKER_BYTES_PER_S_MAX": str(2**40),
         "ROLLBOOK_SESSION_TIMEOUT_S": "600",
@@ -409,7 +410,7 @@ def _our_worker(site: Site) -> Child:
 
 
 def _java_worker(children: Family, folder: Path, url: str) -> Child:
-    """Auditor and worker, with Apache's defaults but for a session that outlasts its sleep."""
+    """Starts Java's auditor and worker with Apache's defaults, except for a longer session."""
     config = folder / "java.conf"
     settings = {"metadataServiceUri": url, "zkTimeout": _SESSION_MS, "allowLoopback": "true",
                 "advertisedAddress": "127.0.0.1", "httpServerEnabled": "false"}  # fmt: skip
@@ -519,7 +520,7 @@ def _first(runs: int, size: Size) -> Iterator[Figure]:
 
 
 def _first_copy(size: Size) -> float:
-    """Metadata names a copy once it is durable, so that is what is waited for."""
+    """Waits until metadata names the copy, which is then durable."""
     with _embedded() as (site, _):
         maker = site.index_worker()
         maker.run("initialise", members=_MEMBERS)

@@ -1,8 +1,10 @@
-"""What it costs that a server relays: one client that reaches the owner of a log, and one that reaches another server
-alone, in turns on the same log. Two log servers and three bookies, each a process.
+"""Cost of relaying: a client that reaches the owner of a log, and one that reaches only another
+server.
 
-Slow readers take 512 KiB a second each, and are a thousand; the memory is that of a server which has just begun to relay,
-beyond what it had before.
+They alternate on the same log. There are two log servers and three bookies, each a process.
+
+A thousand slow readers take 512 KiB per second each. The memory is the growth of a server that has
+just begun to relay.
 """
 
 import tempfile

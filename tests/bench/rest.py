@@ -1,6 +1,6 @@
-"""Named logs over HTTP: curl's way → a log server → three bookies, each a process; every ack is synced.
+"""Named logs over HTTP: client → log server → three bookies, each a process; every ack is synced.
 
-The client is a few sockets that send what was made beforehand, so that its own cost is not measured.
+The client is a few sockets that send prebuilt bytes, so that its own cost is not measured.
 """
 
 import asyncio
@@ -269,7 +269,7 @@ async def _made_long(connection: Connection, size: Size) -> tuple[str, int]:
 
 
 async def slow_readers(server: RestServer, size: Size) -> float:
-    """What they cost a server that has just served what they read."""
+    """Cost of slow readers for a server that has the records in its caches."""
     async with server.connection() as connection:
         path, _ = await _made_long(connection, size)
         before = server.resident_bytes

@@ -1,11 +1,11 @@
-"""How long a bookie takes to be back: the real process, killed with nothing checkpointed.
+"""Restart time of a bookie: a real process, killed without any checkpoint.
 
-The journal is what the bookie wrote under load: adds over eight connections, in batches of 64 KiB, to
-some ledgers or to a thousand, with one or several adds of a ledger in turn. To replay is to open the
-storage; that is what the targets are for, which are those of 1 GiB of entries. Less is written here,
-unless `--gib` says how much, and what it took is scaled up, with all that does not grow. From start to
-ready are also Python, the cluster and the registration. The files are in the page cache, as after a crash
-of the process.
+The bookie wrote the journal under load: adds over eight connections, in batches of 64 KiB, to some
+ledgers or to a thousand, with one or several adds per ledger in turn. "Replay" is opening the
+storage. It has targets for 1 GiB of entries. Less is written here, unless `--gib` says how much,
+and the time is scaled up, including its constant part. The time from start to ready also includes
+Python, the cluster and the registration. The files are in the page cache, as after a crash of the
+process.
 """
 
 import itertools
@@ -42,7 +42,7 @@ _SETTINGS: Final = {
 
 @dataclass(frozen=True)
 class Size:
-    """How much of everything; small ones are for tests of this benchmark."""
+    """Amounts of work; small sizes are for tests of this benchmark."""
 
     journal_bytes: int = 128 * MIB  # Of small entries; four times as much of large ones.
     logs: int = 1_000
@@ -80,7 +80,7 @@ def figures(runs: int, size: Size = FULL, *, gib: float | None = None) -> Iterat
 
 
 class Files:
-    """A bookie's files, and the processes that have them in turn."""
+    """A bookie's files, and the processes that use them one after the other."""
 
     def __init__(self, folder: Path, family: processes.Family, settings: Mapping[str, str]) -> None:
         self.folder = folder

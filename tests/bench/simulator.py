@@ -1,4 +1,4 @@
-"""What the simulator's kernel can do in a second of CPU time."""
+"""Speed of the simulator's kernel per second of CPU time."""
 
 import asyncio
 import time

@@ -1,10 +1,10 @@
-"""What becomes of space: a real bookie process, its ledgers deleted in the metadata, its disk full.
+"""Disk space of a real bookie process after deletions, and its behaviour when the disk is full.
 
-Space: many ledgers are filled, nine in ten of them deleted in the metadata, while adds to the others
-go on. What counts is all that lies in the bookie's directories, journal, catalog and reserve included,
-for each byte of entries that is still wanted; and that every one of these entries is read back.
+Space: many ledgers are filled, and nine of ten are deleted in the metadata, while adds to the
+others continue. The figure is the size of the bookie's directories, including journal, catalog and
+reserve, per byte of remaining entries. Every remaining entry must be read back.
 
-Disk: a small one, of our own, is filled until the bookie refuses entries; then there is room again.
+Disk: a small disk is filled until the bookie refuses entries; then space is freed.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ _TRICKLE_S: Final = 0.02
 
 @dataclass(frozen=True)
 class Size:
-    """How much of everything; small ones are for tests of this benchmark."""
+    """Amounts of work; small sizes are for tests of this benchmark."""
 
     ledgers: int = 1_000
     entries: int = 1_000  # Of each, of 1 KB.
@@ -69,7 +69,7 @@ SMALL: Final = Size(
 
 
 def figures(_runs: int, size: Size = FULL) -> list[Figure]:
-    """Once each: what counts is where it ends, not how fast."""
+    """Runs once, because the final state counts and not the speed."""
     found = asyncio.run(reclaim(size))
     if why := forgetful.why_not():
         print(f"skipped: a full disk: {why}; to enable: {forgetful.HOW_TO_ENABLE}")
@@ -99,7 +99,7 @@ def _environment(size: Size, **more: object) -> dict[str, str]:
 
 
 class Writer:
-    """Adds on one connection, a number under way; remembers what was acknowledged."""
+    """Adds on one connection with a window, and remembers the acknowledged entries."""
 
     def __init__(self, client: BookieClient, size: Size) -> None:
         self.acked: dict[int, int] = {}  # Entries of each ledger, from 0 on without a gap.
@@ -114,7 +114,7 @@ class Writer:
         client.on_adds = self._on_adds
 
     async def add(self, ledger_id: int, count: int) -> None:
-        """Sends them when not too many are under way."""
+        """Sends adds when the window has room."""
         await self.settle(self._window - count)
         packer = self._ledgers.get(ledger_id)
         if packer is None:
@@ -157,7 +157,7 @@ class Writer:
 
 
 def payload(ledger_id: int, entry_id: int, size: int) -> bytes:
-    """Like nothing else, and quick to make."""
+    """A unique payload that is fast to create."""
     return (ledger_id * 1_000_003 + entry_id).to_bytes(8) + _NOISE[: size - 8]
 
 
@@ -167,7 +167,7 @@ _NOISE: Final = random.Random(1).randbytes(64 * 1024)
 async def lost_entries(
     client: BookieClient, writer: Writer, ledger_ids: list[int], size: int
 ) -> int:
-    """Of those acknowledged: how many are not read back as they were written."""
+    """The number of acknowledged entries that are not read back as they were written."""
     lost = 0
     for ledger_id in ledger_ids:
         digest = client.ledger(ledger_id).digest
@@ -228,7 +228,7 @@ async def create(ledgers: LedgerNodes, ledger_id: int) -> None:
 
 
 def disk_bytes(folder: Path) -> int:
-    """What its files take on the disk."""
+    """The disk space of the folder's files."""
     found = 0
     for path in folder.rglob("*"):
         try:

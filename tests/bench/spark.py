@@ -1,8 +1,9 @@
 """Logs in Spark, beside Spark's own source and sink of Kafka and beside a generator of the same Arrow batches.
 
-One SparkSession measures all of them, in turns: a round is as many jobs as `--seconds` take. What is read is read in two
-partitions. Our cluster is one log server over three bookies, each record on three and acked by two; Kafka's is three
-nodes as `bench logs` has them. CPU is that of all servers, of the JVM and of all of its workers of Python.
+One SparkSession measures all sides in turns; a round has as many jobs as fit into `--seconds`.
+Reads have two partitions. Our cluster is one log server and three bookies, with three copies and
+two acks; Kafka's has the three nodes of `bench logs`. CPU is that of all servers, of the JVM and of
+its Python workers.
 """
 
 import json
@@ -48,7 +49,7 @@ _numbers = count()
 
 @dataclass(frozen=True)
 class Size:
-    """How much of everything; small ones are for tests of this benchmark."""
+    """Amounts of work; small sizes are for tests of this benchmark."""
 
     small: int = 3_000_000  # Records of 100 B,
     large: int = 300_000  # and of 1 KiB.
@@ -84,7 +85,7 @@ class Side:
         return [each.rows / each.seconds for each in self.rounds]
 
     def cpu(self) -> str:
-        """Of the median round, in µs a row."""
+        """CPU of the median round, in µs per row."""
         found = []
         for who in ("servers", "JVM", "Python"):
             values = [each.cpu_s[who] / each.rows * 1e6 for each in self.rounds]
@@ -122,7 +123,7 @@ def _cpu_with_reaped_s(pid: int) -> float:
 
 
 class Rig:
-    """The session, our cluster, and Kafka's if it can be had."""
+    """The session, our cluster, and Kafka's if it is available."""
 
     def __init__(self, stack: ExitStack, folder: Path, size: Size) -> None:
         self.folder, self.size, self._stack = folder, size, stack
@@ -201,7 +202,9 @@ class Rig:
         return log
 
     def topic(self, name: str, rows: int, size: int, *, is_synced: bool = True) -> str:
-        """Of one partition on three nodes; what is to be read is written without syncs, which readers do not notice."""
+        """Creates a topic with one partition on three nodes; data for readers is written without
+        syncs.
+        """
         assert self.kafka
         jvm = self.spark._jvm
         settings = jvm.java.util.HashMap()
@@ -362,7 +365,10 @@ def _compared(
     seconds: float,
     least: float = 0.0,
 ) -> Iterator[Figure]:
-    """Ours first. `targets`: how many times each other one's rate is wanted; `least`: rows a second."""
+    """Our side comes first.
+
+    `targets` are factors of each peer's rate; `least` is rows per second.
+    """
     load = _measure(rig, sides, runs, seconds, what)
     ours, *others = sides
     mine = median(ours.rates)

@@ -1,8 +1,8 @@
-"""Each turn has the machine to itself: all processes of the others sleep, at a stop, until theirs begins.
+"""Stops the processes of all sides except the measured one, which then has the machine to itself.
 
-Servers that only rest go on working: virtual machines tick, replicas ask each other for news, files are sorted.
-Asleep (SIGSTOP) they take nothing. A woken server has outslept its sessions, so that it has to find itself again,
-and to work for a moment, before anything counts.
+Idle servers use CPU: JVMs have timers, replicas poll each other, files are compacted. Stopped
+(SIGSTOP) they use none. The sessions of a resumed server have expired, so it must recover and warm
+up before it is measured.
 """
 
 import os
@@ -27,24 +27,24 @@ class Sleeper(Protocol):
     def name(self) -> str: ...
 
     def pids(self) -> Collection[int]:
-        """Of all its processes that run, servers and clients; others may share some of them."""
+        """The pids of its running servers and clients; sides may share processes."""
 
     def ailment(self) -> str | None:
-        """What keeps it from working as before it slept; None if it has worked, and warmed up by it."""
+        """Why it does not work again after it was stopped; None if it works and is warmed up."""
 
 
 class NotBack(Exception):
-    """A side did not recover from its sleep; the text names it."""
+    """A side did not recover after it was stopped; the message names it."""
 
 
 def lie_down(side: Sleeper) -> None:
-    """All its processes stand still, until it is `awake`."""
+    """Stops all its processes until it is `awake`."""
     _signal(side, signal.SIGSTOP)
 
 
 @contextmanager
 def awake(side: Sleeper) -> Iterator[None]:
-    """Its turn, while all others sleep. Raises `NotBack`."""
+    """Resumes the side for its turn, while the others are stopped. Raises `NotBack`."""
     _signal(side, signal.SIGCONT)
     try:
         _come_back(side)
@@ -55,7 +55,7 @@ def awake(side: Sleeper) -> Iterator[None]:
 
 
 def until_still() -> None:
-    """What was written is on the disk and the processors are idle; or it has been waited for long."""
+    """Waits until written data is on disk and the processors are idle, up to a limit."""
     os.sync()
     give_up_at = time.monotonic() + _PATIENCE_S
     while time.monotonic() < give_up_at:
@@ -84,6 +84,6 @@ def _signal(side: Sleeper, number: signal.Signals) -> None:
 
 
 def _busy_s() -> float:
-    """Of all processors since the machine started: all but `idle` and `iowait`."""
+    """Busy seconds of all processors since the machine started: all except `idle` and `iowait`."""
     spent = [int(each) for each in _STAT.read_text().splitlines()[0].split()[1:9]]
     return (sum(spent) - spent[3] - spent[4]) / os.sysconf("SC_CLK_TCK")

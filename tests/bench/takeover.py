@@ -1,14 +1,14 @@
-"""A log server is killed under load: how long each of its logs is away, and what that time goes to.
+"""A log server is killed under load: how long each of its logs is unavailable, and for which steps.
 
-Two log servers with a thousand logs, three bookies and the client, each a process, all on this machine.
+Two log servers with a thousand logs, three bookies and the client are processes on this machine.
 Every log gets an append, and the next one a second after its ack. Half of the logs lose their owner
-by SIGKILL. With defaults each has to take appends again within 2 s (median and last log). Afterwards all
-logs are read: nothing that was acked is missing, nothing is there twice, offsets are dense.
+by SIGKILL. With defaults each must accept appends again within 2 s (median and last log).
+Afterwards all logs are read: no acked record may be missing or repeated, and offsets are dense.
 
-Beside it stands the CPU of each process from the kill to the last log's return, by the logs that were away;
-whatever else they did meanwhile for the appends is in it. One of the bookies serves the metadata.
+Also shown is the CPU of each process from the kill to the last log's return, divided by the number
+of logs that were away. It includes the CPU of the appends. One of the bookies serves the metadata.
 
-The survivor tells in its log how long each step took (`log_opened`):
+The surviving server logs how long each step took (`log_opened`):
 
     detect    from the first request for that log until its owner counts as dead: half a second of refusals
     wait      for a turn, since only some logs are opened at a time
