@@ -2,8 +2,8 @@
 
     python -m tests.bench.load.aiokafka_worker host:port,host:port,…
 
-It runs in a virtual environment that knows nothing of ours. In a flood its batches may be as large as a server
-takes them: by default it would send 16 KiB at a time, each of which has to be synced.
+It runs in a virtual environment without Rollbook. In a flood its batches may be as large as the
+server accepts. By default it would send 16 KiB at a time, each of which has to be synced.
 """
 
 import asyncio
@@ -67,7 +67,7 @@ class AioKafka:
         await self._quick.send_and_wait(log, value, partition=0)
 
     async def try_append(self, log: str, value: bytes) -> None:
-        await self.append(log, value)  # It tries again by itself.
+        await self.append(log, value)  # The client retries.
 
     async def submit(self, log: str, value: bytes) -> Awaitable[Any]:
         future: Awaitable[Any] = await self._quick.send(log, value, partition=0)
@@ -79,7 +79,7 @@ class AioKafka:
     async def tail(
         self, log: str, on_value: Callable[[bytes], None], is_ready: asyncio.Event
     ) -> None:
-        """Ready when it has read what is there already."""
+        """Is ready when it has read the existing records."""
         consumer, partition = await self._consumer(log), TopicPartition(log, 0)
         try:
             ends = await consumer.end_offsets([partition])
@@ -92,7 +92,7 @@ class AioKafka:
             await consumer.stop()
 
     async def replay(self, log: str, how: str, count: int) -> AsyncIterator[tuple[int, int]]:
-        """There is one way: a record object each."""
+        """Ignores `how`: each record is an object."""
         del how
         consumer = await self._consumer(log)
         await consumer.seek_to_beginning()
@@ -127,7 +127,7 @@ class AioKafka:
         raise NotImplementedError(f"nobody rolls {log}")
 
     async def _leader(self, log: str) -> int:
-        """The number of the node; less than 0 if nobody leads it yet."""
+        """The number of the node; negative if there is no leader yet."""
         (found,) = await _patiently(lambda: self._admin.describe_topics([log]))
         return int(found["partitions"][0]["leader"]) if found["partitions"] else -1
 
@@ -139,7 +139,7 @@ class AioKafka:
 
 
 async def _patiently(ask: Callable[[], Awaitable[Any]]) -> Any:
-    """The admin client asks any node, and one that was killed and is back it knows by a dead connection first."""
+    """Retries, because the admin client may use a dead connection to a node that was restarted."""
     async with asyncio.timeout(_TIMEOUT_S):
         while True:
             try:

@@ -1,11 +1,11 @@
-"""What a bare server has around what it does: nothing that a process could do without."""
+"""The minimal frame of a bare server."""
 
 import socket
 from collections.abc import Iterator
 
 
 def connections() -> Iterator[socket.socket]:
-    """One after the other, for ever, at a port of the loopback that is printed."""
+    """Accepts connections one after the other, at a loopback port that it prints."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         print(listening.getsockname()[1], flush=True)
         while True:

@@ -1,11 +1,12 @@
-"""A bookie that only keeps and counts: none written in Python that syncs what it acks could do less.
+"""A bookie that only writes, syncs and counts: the minimum for a bookie written in Python.
 
     python -m tests.bench.load.bare_bookie FILE
 
-Reads adds of version 3, all of a connection as long as its first one, writes whatever has come behind what came
-before, syncs, and says the answer to that first add as often as there are whole adds. Nothing is looked at, checked,
-indexed or kept apart. The file is written and synced beforehand, and begun again where it ends: no write finds a
-block or a page that is new. One blocking thread, one connection after the other. Prints its port.
+Reads adds of version 3 that all have the length of the connection's first one, appends them to the
+file, syncs, and repeats the response to the first add for each complete add. It decodes, checks and
+indexes nothing. The file is written and synced in advance and reused from its beginning, so that no
+write needs a new block or page. One blocking thread serves one connection after the other. Prints
+its port.
 """
 
 import os
@@ -50,7 +51,7 @@ def _serve(connection: socket.socket, file: int) -> None:
 
 
 def _first_frame(connection: socket.socket) -> bytes:
-    """Which stays where it is."""
+    """Reads the first frame without consuming it."""
     peek = socket.MSG_PEEK | socket.MSG_WAITALL
     (size,) = unpack(">I", connection.recv(LENGTH_BYTES, peek))
     return connection.recv(LENGTH_BYTES + size, peek)

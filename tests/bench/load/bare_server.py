@@ -1,11 +1,11 @@
-"""A server that only reads and sends: no bookie that it is compared with could do less.
+"""A server that only reads files and sends: the minimum for any bookie.
 
     python -m tests.bench.load.bare_server REQUEST_BYTES REPLY_BYTES FILE…
 
-The answer to a request, whatever it says, are the next bytes of the files, one file behind the other, by one
-`pread` and one `sendall`: not looked at, not framed, not counted against anything. One connection at a time, each
-of them from the files' beginning on; what is left of a file and makes no whole answer is passed over. Prints
-its port.
+The response to any request is the next bytes of the files, one file after the other, with one
+`pread` and one `sendall`, without checks or frames. It serves one connection at a time, each from
+the beginning of the files, and skips the end of a file that does not fill a response. Prints its
+port.
 """
 
 import os

@@ -1,10 +1,12 @@
-"""What no ledger client can do without, on bare bookies (`bare_bookie`): the twin of `ledger_worker` at `adds`.
+"""The minimal ledger client on bare bookies (`bare_bookie`): the twin of `ledger_worker` for
+`adds`.
 
     python -m tests.bench.load.bare_worker PORT…
 
-Frames of one size with a number in each, made by one join and sent to all; a window that answers move, of which
-only the length is looked at. What two bookies of three have said of all before is confirmed. No future for an entry,
-no digest, no deadline; blocking sockets and one poll.
+Frames of one size with a number in each are made by one join and sent to all bookies. Responses
+move the window; only their length is used. An entry is confirmed when two of three bookies have
+acknowledged it and all before it. There are no futures, digests or deadlines, only blocking sockets
+and one poll.
 """
 
 import asyncio
@@ -67,7 +69,7 @@ class _Writer:
         self.sent += count
 
     def hear(self) -> None:
-        """Read from the servers that have answered, at least one."""
+        """Reads from the servers that have answered, at least one."""
         ready = self._poll.poll(_SILENCE_S)
         if not ready:
             raise TimeoutError(f"no bare bookie has answered for {_SILENCE_S:g} s")
@@ -85,7 +87,7 @@ class _Writer:
             self.latencies_ns.append(now_ns - self._sampled.popleft()[1])
 
     def hang_up(self) -> None:
-        """Once all have answered all: the next job finds them at rest."""
+        """Closes when all bookies have answered everything, so that the next job finds them idle."""
         for line in self._lines:
             line.shutdown(socket.SHUT_WR)
             while line.recv(_ANSWERS_BYTES):

@@ -2,8 +2,8 @@
 
     python -m tests.bench.load.confluent_worker host:port,host:port,… synced|unsynced
 
-It runs in a virtual environment that knows nothing of ours. Producers wait 5 ms for company in a flood, as they do
-by default, and not at all where latency is measured.
+It runs in a virtual environment without Rollbook. In a flood, producers linger for 5 ms, which is
+the default. Where latency is measured they do not linger.
 """
 
 import asyncio
@@ -30,7 +30,8 @@ _UNSYNCED: Final = {"flush.messages": str(2**63 - 1)}
 
 class Confluent:
     def __init__(self, servers: str, settings: dict[str, str]) -> None:
-        self._servers = {"bootstrap.servers": servers, "log_level": 2}  # Deaths are no news.
+        # Killed nodes need no log lines.
+        self._servers = {"bootstrap.servers": servers, "log_level": 2}
         self._settings = settings
         self._admin = AdminClient(self._servers)
         self._patient = Producer({**self._servers, **_SAFE})
@@ -51,7 +52,7 @@ class Confluent:
                     await asyncio.sleep(_PAUSE_S)
 
     async def flood(self, log: str, burst: Sequence[bytes], clock: Clock) -> int:
-        """The loop has nothing else to do, so nobody waits for it."""
+        """Blocks the event loop, which has nothing else to do."""
         sent = acked = 0
         producer = self._patient
 
@@ -78,7 +79,7 @@ class Confluent:
         return acked
 
     async def append(self, log: str, value: bytes) -> None:
-        """Waits in the library itself, which is the shortest way."""
+        """Waits in the library, which is the fastest way."""
         is_done = False
 
         def on_ack(error: Any, _: Any) -> None:
@@ -91,7 +92,7 @@ class Confluent:
             self._quick.poll(_TIMEOUT_S)
 
     async def try_append(self, log: str, value: bytes) -> None:
-        await self._submit(log, value)  # It tries again by itself.
+        await self._submit(log, value)  # The client retries.
 
     async def submit(self, log: str, value: bytes) -> Awaitable[Any]:
         return self._submit(log, value)
@@ -120,7 +121,10 @@ class Confluent:
     async def tail(
         self, log: str, on_value: Callable[[bytes], None], is_ready: asyncio.Event
     ) -> None:
-        """A thread that polls, as it is usual, and tells the loop. Ready when it has read what is there already."""
+        """Polls in a thread, as usual, and notifies the loop.
+
+        Is ready when it has read the existing records.
+        """
         loop = asyncio.get_running_loop()
         consumer = self._consumer()
         is_over = threading.Event()
@@ -144,7 +148,7 @@ class Confluent:
             await following
 
     async def replay(self, log: str, how: str, count: int) -> AsyncIterator[tuple[int, int]]:
-        """There is one way: a message object for each record."""
+        """Ignores `how`: each record is a message object."""
         del how
         consumer = self._consumer()
         consumer.assign([TopicPartition(log, 0, 0)])
@@ -190,14 +194,14 @@ def _produce(producer: Any, log: str, value: bytes, on_ack: Callable[[Any, Any],
     while True:
         try:
             producer.produce(log, value, partition=0, on_delivery=on_ack)
-        except BufferError:  # It takes no more until somebody hears of acks.
+        except BufferError:  # It accepts no more until acks are polled.
             producer.poll(_POLL_S)
         else:
             return
 
 
 def _leader(client: Any, log: str) -> int:
-    """The number of the node; less than 0 if nobody leads it yet."""
+    """The number of the node; negative if there is no leader yet."""
     found = client.list_topics(log, _TIMEOUT_S).topics[log]
     return -1 if found.error or not found.partitions else int(found.partitions[0].leader)
 

@@ -1,10 +1,10 @@
-"""Connections that a bookie has to live with: idle ones, and readers that take their answers slowly.
+"""A crowd of connections to a bookie: idle ones, and readers that read their responses slowly.
 
     python -m tests.bench.load.crowd HOST PORT IDLE SLOW LEDGER ENTRIES
 
-Slow ones ask for all that fits, and take some KiB of it a few times a second, each at moments of its own: they have
-nothing to do with each other. It says `there` when all have connected and asked, and the rush of their first
-answers is over; it ends with its standard input. It runs when nobody else wants the processor.
+Slow readers request as much as possible, and read a few KiB several times per second, at
+independent moments. The program prints `there` when all have connected and sent requests, and the
+first responses have arrived. It ends with its standard input, and has the lowest CPU priority.
 """
 
 import os
@@ -38,7 +38,7 @@ def _requests(ledger_id: int, entries: int, chance: random.Random) -> bytes:
 
 
 def _take_some(readers: list[socket.socket]) -> None:
-    """Takes `_STEP_S`, or longer where the processor is wanted."""
+    """Lasts `_STEP_S`, or longer if the CPU is busy."""
     for reader in readers:
         time.sleep(_STEP_S / len(readers))
         try:

@@ -1,12 +1,12 @@
 """The load generator: many connections, one thread, prebuilt bytes.
 
-Each connection keeps up to `window` batches under way. Closed loop: the next one goes out when an
-answer is complete. Paced: batches are due at fixed times, whether or not answers came, and a latency
-counts from when its batch was due, so that a stall is felt by all that it delays.
+Each connection has up to `window` batches in flight. Closed loop: the next one is sent when a
+response is complete. Paced: batches are due at fixed times, independent of responses, and latencies
+are measured from the due time, so that a stall counts for all batches that it delays.
 
-Nothing is parsed while the clock runs; `Result.successes` is counted from the kept answers. These are
-received where they stay, in memory that was touched before the clock started: so the generator costs what
-the system takes to bring them.
+Nothing is parsed during the measurement; `Result.successes` counts from the stored responses. They
+are received directly into memory that was touched before, so that the generator's cost is only that
+of the system calls.
 """
 
 import select
@@ -29,7 +29,7 @@ _PIECE_BYTES: Final = 256 * 1024
 
 
 class Stalled(Exception):
-    """The server fell silent or hung up before it had answered everything."""
+    """The server stopped responding or closed the connection before it had answered everything."""
 
 
 @dataclass
@@ -53,7 +53,7 @@ class Result:
 
 
 class _Stream:
-    """One connection, and what it still has to send and to hear."""
+    """One connection with its unsent batches and awaited responses."""
 
     def __init__(
         self,
@@ -81,16 +81,16 @@ class _Stream:
 
     @property
     def is_blocked(self) -> bool:
-        """The server does not read what we would send."""
+        """Whether the server does not read fast enough."""
         return bool(self._rest)
 
     @property
     def wakes_s(self) -> float:
-        """When there will be something to send, if no answer brings it about."""
+        """When the next batch is due if no response arrives before."""
         return self.due_s if self._interval_s and self._waiting else inf
 
     def send(self) -> None:
-        """What may go out now."""
+        """Sends what may be sent now."""
         while True:
             while self._rest:
                 try:
@@ -119,7 +119,7 @@ class _Stream:
         self._sleep_deeper()
 
     def _sleep_deeper(self) -> None:
-        """Of a long answer not each segment has to wake us: that costs both sides more than its bytes."""
+        """Avoids a wake-up for each segment of a long response, which would cost both sides CPU."""
         missing = self._under_way[0][1] - self._unclaimed_bytes if self._under_way else 1
         wakes_bytes = max(1, min(missing, _PIECE_BYTES))
         if self._wakes_bytes <= wakes_bytes < _PIECE_BYTES // 4:
@@ -136,9 +136,9 @@ def run(
     window: int = 2**31,
     interval_s: float = 0.0,
 ) -> Result:
-    """Sends each of `work` over a connection of its own; returns when all is answered.
+    """Sends each element of `work` over its own connection; returns when everything is answered.
 
-    `interval_s` is the time between two batches of a connection, at which they take turns.
+    `interval_s` is the time between two batches of a connection. Connections send in turns.
     """
     with ExitStack() as stack:
         connections = [stack.enter_context(_connect(address)) for _ in work]
@@ -163,7 +163,7 @@ def run(
 
 
 def _touched(size: int) -> bytearray:
-    """Memory that the system has really given us."""
+    """Memory whose pages the system has already allocated."""
     return bytearray(b"?") * size
 
 

@@ -1,7 +1,7 @@
-"""A disk of a known rate: the system holds this process, and those that it starts, to a number of bytes read a second.
+"""A disk of a known rate: limits the bytes per second that this process and its children read.
 
-By a control group, version 1 or 2; so it wants root. On a virtual machine a disk has what a cache below the machine,
-or a quota, leaves it at the moment; held to less than that, it is as quick as it is said to be.
+It uses a control group of version 1 or 2 and needs root. A virtual machine's disk has a varying
+rate because of caches and quotas below it; a lower limit gives it a known rate.
 """
 
 import os
@@ -15,12 +15,15 @@ _DEVICES: Final = Path("/sys/dev/block")
 
 
 class CannotHold(Exception):
-    """It says why."""
+    """The rate cannot be limited; the message says why."""
 
 
 @contextmanager
 def reads_held_to(bytes_per_s: int, folder: Path) -> Iterator[None]:
-    """Of the disk that has the folder. A process that is started within ends within. Raises `CannotHold`."""
+    """Limits the reads from the disk with the folder. Child processes must end within the block.
+
+    Raises `CannotHold`.
+    """
     device = _whole_device(folder)
     try:
         home, group = _enter_group(device, bytes_per_s)
@@ -38,7 +41,7 @@ def _move_to(group: Path) -> None:
 
 
 def _enter_group(device: str, bytes_per_s: int) -> tuple[Path, Path]:
-    """The one that this process was in, and the one that is held, in which it is now."""
+    """Moves this process to a limited group; returns its earlier group and the new one."""
     lines = Path("/proc/self/cgroup").read_text().splitlines()
     memberships = [line.split(":", 2) for line in lines]
     paths = {name: path for _, names, path in memberships for name in names.split(",")}
@@ -62,7 +65,7 @@ def _enter_group(device: str, bytes_per_s: int) -> tuple[Path, Path]:
 
 
 def _whole_device(folder: Path) -> str:
-    """As `major:minor`; limits are of disks, not of their partitions."""
+    """The disk as `major:minor`, because limits apply to disks, not to partitions."""
     number = folder.stat().st_dev
     device = (_DEVICES / f"{os.major(number)}:{os.minor(number)}").resolve()
     if not device.exists():

@@ -1,5 +1,7 @@
-"""Our ledger client while bookies of its own ensemble hang: it stops them itself, by their process ids,
-when it is in full swing, so that what it measures begins with that.
+"""Our ledger client while bookies of its ensemble hang.
+
+It stops them itself, by their pids, when it is under full load, so that the measurement starts
+then.
 """
 
 import asyncio
@@ -35,7 +37,7 @@ def _hung(pid: int) -> Iterator[None]:
 
 
 async def _write(ledgers: Ledgers, job: Job) -> Found:
-    """The longest time in which nothing was confirmed, and the pace before and after it."""
+    """Measures the longest time without a confirmation, and the rate before and after it."""
     writer = await ledgers.create(ensemble=3, write=3, ack=job["ack"], password=PASSWORD)
     async with writer:
         await writer.append(b"connected")
@@ -54,7 +56,7 @@ def _pace(confirmed_at: list[float]) -> float:
 
 
 async def _keep_adding(writer: LedgerWriter, seconds: float) -> list[float]:
-    """When each burst was confirmed."""
+    """Returns the times at which bursts were confirmed."""
     payloads = [b"x" * 100] * _BURST
     confirmed_at: list[float] = []
     under_way: deque[asyncio.Future[Any]] = deque()
@@ -71,7 +73,7 @@ async def _keep_adding(writer: LedgerWriter, seconds: float) -> list[float]:
 
 
 async def _read(ledgers: Ledgers, job: Job) -> Found:
-    """Entries of a closed ledger, one at a time, by chance; with each of its bookies hung in turn."""
+    """Reads random entries of a closed ledger one by one, with each of its bookies stopped in turn."""
     async with await ledgers.create(ensemble=3, write=3, ack=2, password=PASSWORD) as writer:
         payloads = [b"x" * 1024] * 500
         for _ in range(job["count"] // 500):
@@ -102,7 +104,7 @@ async def _read_singly(ledgers: Ledgers, ledger_id: int, count: int) -> list[int
 
 
 async def _outrun(ledgers: Ledgers, job: Job) -> Found:
-    """Appends whenever the window has room; for a while all bookies but one stand still."""
+    """Appends whenever the window has room, while all bookies except one are stopped."""
     size, burst, most = 4096, 8, 0
     payload = bytes(size)
     pids: list[int] = list(job["pids"].values())

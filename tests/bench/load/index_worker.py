@@ -1,9 +1,9 @@
-"""Makes ledgers that are metadata alone, and keeps an index of them, or audits them, in a process of its own.
+"""Creates ledgers that have only metadata, and maintains an index of them or audits them.
 
     python -m tests.bench.load.index_worker sqlite:///…/metadata.db
 
-Several of these work on one store: one keeps the index, and what it spends is its CPU alone; another one makes
-ledgers and changes them. Jobs are the methods of `_Worker`.
+Several of these processes use one store: one maintains the index, so that its CPU can be measured,
+and another one creates and changes ledgers. Jobs are the methods of `_Worker`.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ def members(count: int) -> list[BookieId]:
 
 
 def metadata_of(ledger_id: int, ensemble: tuple[BookieId, ...], *, length: int) -> LedgerMetadata:
-    """Closed, with one entry."""
+    """Metadata of a closed ledger with one entry."""
     return LedgerMetadata(
         LedgerId(ledger_id),
         Quorum(len(ensemble), len(ensemble), min(2, len(ensemble))),
@@ -71,7 +71,7 @@ def metadata_of(ledger_id: int, ensemble: tuple[BookieId, ...], *, length: int) 
 async def create_all(
     store: MetadataStore, cluster: Cluster, ledgers: Iterator[LedgerMetadata]
 ) -> None:
-    """Many in a transaction; their folders come first."""
+    """Creates many nodes per transaction, after their folders."""
     nodes = LedgerNodes(store, cluster.root, cluster.layout)
     made: dict[str, None] = {cluster.root: None}
     ops: list[Op] = []
@@ -122,7 +122,7 @@ class _Worker:
         return {}
 
     async def populate(self, job: Job) -> Found:
-        """The first `naming` of them name the bookie that will be lost."""
+        """Creates ledgers, of which the first `naming` name the bookie that will be lost."""
         draw, names = random.Random(1), members(job["members"])
 
         def ledgers() -> Iterator[LedgerMetadata]:
@@ -137,7 +137,7 @@ class _Worker:
         return stopwatch.read()
 
     async def change(self, job: Job) -> Found:
-        """Each gets another member in the place of one that it had."""
+        """Replaces one member of each ledger by another one."""
         nodes = LedgerNodes(self._store, self._cluster.root, self._cluster.layout)
         names = members(job["members"])
         ids = iter(range(job["first"], job["first"] + job["count"]))
@@ -155,7 +155,7 @@ class _Worker:
         return stopwatch.read()
 
     async def register(self, job: Job) -> Found:
-        """Or the contrary."""
+        """Registers or unregisters a bookie."""
         path = f"{self._root}/{READ_ONLY}/{LOST}"
         await (self._store.create(path) if job["is_there"] else self._store.delete(path))
         return {}
@@ -173,7 +173,7 @@ class _Worker:
     # --- Index and auditor --------------------------------------------------------------------
 
     async def index(self, _job: Job) -> Found:
-        """A new one; it goes on following when this returns."""
+        """Builds a new index, which follows changes after this returns."""
         await self._end()
         self._index = LedgerIndex(self._store, self._cluster, SystemClock())
         stopwatch = jobs.Stopwatch()
@@ -192,7 +192,7 @@ class _Worker:
         return {"changes": self._changes, "cpu_s": time.process_time()}
 
     async def audit(self, _job: Job) -> Found:
-        """One pass over what names the lost bookie, as an elected auditor makes it."""
+        """Runs one pass of an elected auditor over the ledgers of the lost bookie."""
         watcher = BookieWatcher(self._store, self._root)
         await watcher.start()
         config = AuditConfig(lost_bookie_delay_s=0)
@@ -214,7 +214,7 @@ class _Worker:
             await watcher.close()
 
     async def million(self, job: Job) -> Found:
-        """What an index of that many ledgers keeps in memory; its store here keeps none of them."""
+        """Measures the memory of an index of that many ledgers, with a store that generates them."""
         store = _MadeUpStore(job["ledgers"], members(job["members"]), self._root)
         index = LedgerIndex(cast(MetadataStore, store), self._cluster, SystemClock())
         gc.collect()
@@ -237,7 +237,7 @@ class _Worker:
 
 
 class _MadeUpStore:
-    """Says what a store of this many ledgers would say to a walk, out of an id's digits."""
+    """Answers a walk like a store with this many ledgers, computed from the digits of ids."""
 
     session = NO_SESSION
 

@@ -2,7 +2,7 @@
 
     python -m tests.bench.load.jetstream_worker nats://host:port,nats://host:port,…
 
-It runs in a virtual environment that knows nothing of ours.
+It runs in a virtual environment without Rollbook.
 """
 
 import asyncio
@@ -20,12 +20,12 @@ from tests.bench.load import jobs, logs_jobs
 from tests.bench.load.logs_jobs import Clock
 
 _REPLICAS: Final = 3
-_WINDOW: Final = 4_000  # As nats-py has it.
+_WINDOW: Final = 4_000  # The default of nats-py.
 _PIECE: Final = 1_000
-_ANSWER_S: Final = 5.0  # As nats-py has it, too: what nobody leads yet is never answered.
+_ANSWER_S: Final = 5.0  # The default of nats-py. Without a leader there is no response.
 _TIMEOUT_S: Final = 60.0
 _PAUSE_S: Final = 0.05
-_QUICK_S: Final = 0.25  # One who waits longer for a dead leader notices a new one later.
+_QUICK_S: Final = 0.25  # A longer wait for a dead leader would find the new one later.
 
 
 class JetStream:
@@ -75,7 +75,7 @@ class JetStream:
         await asyncio.Event().wait()
 
     async def replay(self, log: str, how: str, count: int) -> AsyncIterator[tuple[int, int]]:
-        """There is one way: a message object for each record."""
+        """Ignores `how`: each record is a message object."""
         del how
         read = size = 0
         is_over = asyncio.Event()
@@ -107,7 +107,7 @@ class JetStream:
 
 
 async def _patiently(call: Callable[..., Awaitable[Any]], *arguments: Any) -> None:
-    """On a busy machine a new stream may be without a leader for a while."""
+    """Retries, because on a busy machine a new stream may have no leader for a while."""
     async with asyncio.timeout(_TIMEOUT_S):
         while True:
             with suppress(nats.errors.TimeoutError, NoStreamResponseError, ServiceUnavailableError):
@@ -117,7 +117,7 @@ async def _patiently(call: Callable[..., Awaitable[Any]], *arguments: Any) -> No
 
 
 async def _silence(_: Exception) -> None:
-    """That a node which was killed cannot be reached is no news."""
+    """Drops errors about killed nodes."""
 
 
 async def _serve() -> None:

@@ -1,7 +1,7 @@
 """A process that works for a bench: a line in is a job, a line out its figures.
 
-Also what all such processes measure with. Nothing but the standard library: they run in the virtual
-environments of others, too.
+Also has the tools for measurements in such processes. It imports only the standard library, because
+it also runs in the virtual environments of peers.
 """
 
 import asyncio
@@ -16,21 +16,21 @@ Found = dict[str, Any]
 
 
 async def serve(run: Callable[[Job], Awaitable[Found]]) -> None:
-    """Whatever standard input asks for. Between two jobs, too, the loop is free for other tasks."""
+    """Runs the jobs from standard input. The loop is free for other tasks between two jobs, too."""
     while line := await asyncio.to_thread(sys.stdin.readline):
         try:
             answer: Found = {"value": await run(json.loads(line))}
-        except Exception as error:  # noqa: BLE001  # The harness shows it.
+        except Exception as error:  # noqa: BLE001  # The harness prints it.
             answer = {"error": f"{type(error).__name__}: {error}"}
         print(json.dumps(answer), flush=True)
 
 
-ADDS_SAMPLED: Final = 16  # Every so manieth add is timed: to time each would be the load.
-ADDS_BURSTS: Final = 8  # That a window holds.
+ADDS_SAMPLED: Final = 16  # One of this many adds is timed: timing all costs too much.
+ADDS_BURSTS: Final = 8  # The number of bursts in a window.
 
 
 class Stopwatch:
-    """Of the wall, and of this process on all its threads."""
+    """Measures wall time, and CPU time of all threads of this process."""
 
     def __init__(self) -> None:
         self._since, self._cpu = time.perf_counter(), time.process_time()
@@ -42,7 +42,7 @@ class Stopwatch:
         }
 
 
-# Shares of all for which a spread names the slowest; the tail more closely.
+# The quantiles of a spread, which are denser in the tail.
 SHARES: Final = (
     *(step / 100 for step in range(99)),
     *(step / 1_000 for step in range(990, 1_000)),

@@ -1,9 +1,10 @@
-"""Our ledger client under load, in a process of its own: the twin of `java/…/Peer.java`.
+"""Our ledger client under load, in its own process: the twin of `java/…/Peer.java`.
 
-A line in is a job, a line out its figures, under the same names. The client is what
-`rollbook.ledger.connect` gives to anybody, with its defaults but for the protocol's version, which is the job's.
-The process is not as Python starts it: it looks for garbage as our servers do (`calm_collector`), since by
-default all its objects are looked at once a second, for 20 ms. Its twin's JVM has such settings, too.
+Each input line is a job, and each output line has its figures, with the same names as in the twin.
+The client is that of `rollbook.ledger.connect` with its defaults, except for the protocol version,
+which the job sets. The process uses the garbage collection settings of our servers
+(`calm_collector`). With Python's defaults, all objects would be scanned once a second for 20 ms.
+The twin's JVM has such settings, too.
 """
 
 import asyncio
@@ -35,7 +36,7 @@ async def _adds(ledgers: Ledgers, job: Job) -> Found:
 
 
 async def _append_each(writer: LedgerWriter, job: Job) -> Found:
-    """A future for each entry; in bursts, as many under way as the window holds."""
+    """Appends with a future for each entry, in bursts, up to the window."""
     payload, window = b"x" * job["size"], job["window"]
     burst = max(1, window // ADDS_BURSTS)
 
@@ -50,7 +51,7 @@ async def _append_each(writer: LedgerWriter, job: Job) -> Found:
 
 
 async def _append_many(writer: LedgerWriter, job: Job) -> Found:
-    """The same with one future for each `many` entries."""
+    """Appends with one future for each `many` entries."""
     many = job["many"]
     payloads = [b"x" * job["size"]] * many
 
@@ -84,7 +85,7 @@ async def _keep_going(
 
 
 class _Latencies:
-    """From an append to the news that it is confirmed."""
+    """Latencies from an append to its confirmation."""
 
     def __init__(self) -> None:
         self.found_ns: list[int] = []
@@ -100,7 +101,7 @@ class _Latencies:
 
 
 async def _read(ledgers: Ledgers, job: Job) -> Found:
-    """All of a closed ledger, entry objects included."""
+    """Reads a closed ledger, with an object for each entry."""
     async with await ledgers.open(job["ledger"], PASSWORD) as reader:
         stopwatch = _Stopwatch()
         entries = payload_bytes = 0
@@ -132,10 +133,10 @@ async def _recover_idle(ledgers: Ledgers, job: Job) -> Found:
 
 
 async def _tail(ledgers: Ledgers, job: Job) -> Found:
-    """From the append to a reader that follows in the same process, at a steady pace.
+    """Measures from an append to a reader that follows in the same process, at a steady pace.
 
-    A thread keeps it, as its twin's does: the loop's own timers are rounded up to milliseconds, so that
-    appends come late by up to one. And of each of them readers hear by the next.
+    A thread keeps the pace, as in the twin: the loop's timers are rounded up to milliseconds, which
+    would delay appends. Readers learn of each entry through the next append.
     """
     count = job["count"]
     sent_ns = [0] * count
@@ -183,7 +184,7 @@ class _Stopwatch(Stopwatch):
 
 
 def serve(work: dict[str, Callable[[Ledgers, Job], Awaitable[Found]]]) -> None:
-    """Whatever standard input asks for, with the metadata that the command line names."""
+    """Runs the jobs from standard input, with the metadata URL of the command line."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
 
     async def run(job: Job) -> Found:

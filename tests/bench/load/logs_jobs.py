@@ -1,7 +1,7 @@
-"""The jobs of `bench logs`, the same for every client: ours, and those of others.
+"""The jobs of `bench logs`, which are the same for Rollbook's client and those of peers.
 
-A client brings its own way of making, appending and reading logs (`LogClient`); what is done with it, and how
-it is measured, is here. Records are of no pattern, so that nobody gains by compressing them.
+A client implements creating, appending and reading logs (`LogClient`); the jobs and measurements
+are here. Records are random, so that compression gains nothing.
 """
 
 import asyncio
@@ -25,45 +25,45 @@ _ALL_TOLD_S: Final = 60.0
 
 class LogClient(Protocol):
     async def make(self, log: str) -> None:
-        """A new log, unless it is there."""
+        """Creates the log unless it exists."""
 
     async def flood(self, log: str, burst: Sequence[bytes], clock: "Clock") -> int:
-        """Appends bursts, record by record, as fast as goes, until the time is over.
+        """Appends bursts, record by record, as fast as possible, until the time is over.
 
-        How many were acked, which is all: it looks at every ack.
+        Checks every ack; returns the number of records, all of which are acked.
         """
 
     async def append(self, log: str, value: bytes) -> None:
-        """Durable when it returns."""
+        """Appends a record, which is durable when this returns."""
 
     async def try_append(self, log: str, value: bytes) -> None:
-        """The same by one who would rather try again soon than wait for long."""
+        """Appends like `append`, but with a short time-out, because the caller retries."""
 
     async def submit(self, log: str, value: bytes) -> Awaitable[Any]:
-        """Durable when what is returned has been awaited."""
+        """Appends a record, which is durable when the result has been awaited."""
 
     async def flush(self) -> None: ...
 
     async def tail(
         self, log: str, on_value: Callable[[bytes], None], is_ready: asyncio.Event
     ) -> None:
-        """Every record that is appended from now on, until it is cancelled."""
+        """Receives every record appended from now on, until it is cancelled."""
 
     def replay(self, log: str, how: str, count: int) -> AsyncIterator[tuple[int, int]]:
-        """All records from the first on, in pieces: how many there were in each, and of how many bytes."""
+        """Reads all records; yields the numbers of records and bytes of each piece."""
 
     async def owner(self, log: str) -> str:
         """The address of the server that has to be killed."""
 
     async def roll(self, log: str) -> None:
-        """A new segment begins with the next record."""
+        """Starts a new segment with the next record."""
 
     async def opened_at(self, log: str) -> float | None:
-        """When the present owner took it, by the system's clock; None where nobody tells."""
+        """When the current owner opened it, by the system's clock; None if unknown."""
 
 
 class Clock:
-    """When a flood is over, and how long some of its appends took."""
+    """The end of a flood, and the latencies of sampled appends."""
 
     def __init__(self, count: int, seconds: float) -> None:
         self._count = count
@@ -74,7 +74,7 @@ class Clock:
         return sent < self._count and time.perf_counter() < self._end
 
     def sample(self) -> Callable[[Any], None]:
-        """To be called when what is appended now is acked."""
+        """Returns a callback for the ack of a record that is appended now."""
         since_ns = time.perf_counter_ns()
         return lambda _: self.found_ns.append(time.perf_counter_ns() - since_ns)
 
@@ -85,7 +85,10 @@ async def flood_by_futures(
     clock: Clock,
     place: Callable[[Any], int],
 ) -> int:
-    """The flood of a client that has a future for each record. `place`: where an ack says it is."""
+    """A flood with a client that has a future for each record.
+
+    `place` gets the offset of an ack.
+    """
     under_way: deque[list[asyncio.Future[Any]]] = deque()
     sent = acked = 0
     while clock.goes_on(sent):
@@ -126,7 +129,7 @@ def _records(size: int) -> list[bytes]:
 
 
 async def _begin(client: LogClient, log: str) -> None:
-    """With one record, so that it has an owner and the client knows it."""
+    """Appends a record, so that the log has an owner that the client knows."""
     await client.make(log)
     await client.append(log, b"first")
 
@@ -166,7 +169,7 @@ async def _alone(client: LogClient, job: Job) -> Found:
 
 
 async def _tailing(client: LogClient, job: Job) -> Found:
-    """From the call that appends to the callback of a consumer in the same process."""
+    """Measures from the append call to the callback of a consumer in the same process."""
     log, count, interval_s = job["log"], job["count"], 1 / job["rate"]
     sent_ns: dict[bytes, int] = {}
     times: list[int] = []
@@ -209,7 +212,7 @@ async def _replay(client: LogClient, job: Job) -> Found:
 
 
 async def _round_robin(client: LogClient, job: Job) -> Found:
-    """One record to each log in turn, `window` under way. The logs are made already."""
+    """Appends one record to each existing log in turn, with a window."""
     logs, window, pool = job["logs"], job["window"], _records(job["size"])
     under_way: deque[Awaitable[Any]] = deque()
     clock, stopwatch = Clock(job["count"], job["seconds"]), Stopwatch()
@@ -225,7 +228,7 @@ async def _round_robin(client: LogClient, job: Job) -> Found:
 
 
 async def _steps(client: LogClient, job: Job) -> Found:
-    """Appends of one record, to each log in turn, some at a time; for a server each is a piece of work of its own."""
+    """Appends single records to each log in turn, some at a time. Servers cannot batch them."""
     logs, pool = job["logs"], _records(job["size"])
     clock, stopwatch = Clock(job["count"], job["seconds"]), Stopwatch()
     sent = 0
@@ -250,18 +253,18 @@ async def _roll(client: LogClient, job: Job) -> Found:
 
 
 async def _failover(client: LogClient, job: Job) -> Found:
-    """Kills the owner; how long nothing was acked, and when the next one had the log."""
+    """Kills the owner; measures the time without acks, and when the next owner had the log."""
     log, pool = job["log"], _records(job["size"])
     acked_at = [time.time()]
     is_over = asyncio.Event()
-    longest = (0.0, 0.0)  # How long, and when it was over.
+    longest = (0.0, 0.0)  # Length and end of the longest pause.
 
     async def work() -> None:
         nonlocal longest
         while not is_over.is_set():
             try:
                 await client.try_append(log, pool[len(acked_at) % _POOL])
-            except Exception:  # noqa: BLE001  # Whatever it says: the program wants to go on.
+            except Exception:  # noqa: BLE001  # The job continues after any error.
                 await asyncio.sleep(_PAUSE_S)
                 continue
             now = time.time()

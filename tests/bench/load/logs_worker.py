@@ -1,9 +1,10 @@
-"""Our client of named logs under load: what `rollbook.aio` gives to anybody, with its defaults.
+"""Our client of named logs under load: `rollbook.aio` with its defaults.
 
 python -m tests.bench.load.logs_worker log://host:port
 
-It does not load gRPC by itself, no more than a program does that imports `rollbook` first: the earlier one keeps
-what that has to say to gRPC from being heard (`api/grpc/__init__.py`), which costs a small message a third.
+It does not import gRPC itself, like a program that imports `rollbook` first. An earlier import of
+gRPC would prevent Rollbook's settings for gRPC (`api/grpc/__init__.py`), and make small messages a
+third more expensive.
 """
 
 import asyncio
@@ -52,7 +53,7 @@ class OurLogs:
         await (await self._open(log)).append(value)
 
     async def try_append(self, log: str, value: bytes) -> None:
-        await self.append(log, value)  # It tries again by itself.
+        await self.append(log, value)  # The client retries.
 
     async def submit(self, log: str, value: bytes) -> Awaitable[Any]:
         if (writer := self._writers.get(log)) is None:
@@ -66,7 +67,7 @@ class OurLogs:
     async def tail(
         self, log: str, on_value: Callable[[bytes], None], is_ready: asyncio.Event
     ) -> None:
-        """Ready when it has caught up."""
+        """Is ready when it has caught up."""
         async for event in (await self._open(log)).events("latest"):
             if isinstance(event, aio.RecordBatch):
                 for value in event.values():
@@ -87,7 +88,9 @@ class OurLogs:
             yield count, size
 
     async def stare(self, log: str, readers: int, seconds: float) -> None:
-        """`readers` clients ask for all of it, each on a connection of its own, and read nothing."""
+        """Lets `readers` clients request the whole log, each on its own connection, and read
+        nothing.
+        """
         async with self._stared_at(log, readers):
             await asyncio.sleep(seconds)
 
@@ -106,11 +109,13 @@ class OurLogs:
                 await channel.close()
 
     async def thin(self, log: str) -> None:
-        """Makes one that has a single copy."""
+        """Creates a log with a single copy."""
         self._logs[log] = await self._client.open(log, create=LogConfig(quorum=Quorum(1, 1, 1)))
 
     async def attend(self, log: str) -> None:
-        """From now on one reads all that is appended, and one who asked for all of it nothing."""
+        """Starts two readers of the whole log: one that reads all appends, and one that reads
+        nothing.
+        """
         is_ready = asyncio.Event()
         self._followed = 0
         self._attending = AsyncExitStack()
@@ -123,7 +128,7 @@ class OurLogs:
         self._followed += 1
 
     async def followed(self, count: int) -> None:
-        """Both leave once `count` have been read."""
+        """Ends both readers when `count` records have been read."""
         async with asyncio.timeout(_ALL_READ_S), self._attending:
             while self._followed < count:
                 await asyncio.sleep(0.1)

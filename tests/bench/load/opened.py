@@ -1,9 +1,9 @@
-"""`rollbook …`, that says on a line of its own how many seconds it took to open its storage.
+"""Runs `rollbook …` and prints a line with the seconds that opening the storage took.
 
     python -m tests.bench.load.opened KEEP server bookie …
 
-With KEEP `journal` nothing is ever checkpointed, so that the journal is as long as it was when the
-process starts again; with `nothing` all is as usual.
+With KEEP `journal` there are no checkpoints, so that the journal has its full length when the
+process is restarted. With `nothing` there is no change.
 """
 
 import asyncio
@@ -31,8 +31,8 @@ async def _never(_storage: Storage) -> bool:
 
 def main() -> None:
     if sys.argv.pop(1) == "journal":
-        setattr(Storage, "checkpoint", _never)  # noqa: B010  # To mypy a method is no variable.
-    setattr(Storage, "open", _open_timed)  # noqa: B010  # To mypy a method is no variable.
+        setattr(Storage, "checkpoint", _never)  # noqa: B010  # mypy forbids assignments to methods.
+    setattr(Storage, "open", _open_timed)  # noqa: B010  # mypy forbids assignments to methods.
     rollbook()
 
 

@@ -1,9 +1,10 @@
-"""Fills ledgers, reads them, writes them to another bookie, and repairs them, in a process of its own.
+"""Fills ledgers, reads them, writes them to another bookie, and repairs them, in a separate
+process.
 
     python -m tests.bench.load.recovery_worker METADATA_URL
 
-A ledger that `fill` makes with `lost` has all its entries on one bookie, and its metadata also name that lost one: a
-worker has to fill its seat. Jobs are the methods of `_Worker`.
+A ledger of `fill` with `lost` has all its entries on one bookie, and its metadata also name the
+lost bookie, which a worker has to replace. Jobs are the methods of `_Worker`.
 """
 
 import asyncio
@@ -52,7 +53,7 @@ _ACKED_AT, _RECEIVED_AT = 120, 128  # In the kernel's `tcp_info`.
 
 
 class CountingTransport(SocketTransport):
-    """Knows what the kernel has sent and received on connections that are open."""
+    """Reads from the kernel what was sent and received on open connections."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,7 +71,7 @@ class CountingTransport(SocketTransport):
         return {line: _counts_of(line) for line in self._ports if not line.is_closing()}
 
     def moved(self, before: Mapping[asyncio.Transport, tuple[int, int]]) -> dict[int, list[int]]:
-        """The same since then, by the bookie's port."""
+        """Bytes sent and received since `before`, by the bookie's port."""
         moved: dict[int, list[int]] = {}
         for line, counts in self.counts().items():
             known = before.get(line, (0, 0))
@@ -104,7 +105,7 @@ class _Worker:
     # --- Ledgers ------------------------------------------------------------------------------
 
     async def fill(self, job: Job) -> Found:
-        """`lost` is named beside the one bookie that has all."""
+        """Fills ledgers. Metadata names `lost` next to the one bookie that has all entries."""
         ids = []
         await self._ledgers.until_writable(job["ensemble"], _PATIENCE_S)
         for _ in range(job["ledgers"]):
@@ -138,7 +139,7 @@ class _Worker:
         await self._ledgers.nodes.update(stored, metadata)
 
     async def fill_small(self, job: Job) -> Found:
-        """Ledgers of one entry, from `first` on; the bookie has it."""
+        """Creates ledgers with one entry, with ids from `first` on, on the bookie."""
         bookie, lost = BookieId(job["bookie"]), BookieId(job["lost"])
         ids = range(job["first"], job["first"] + job["ledgers"])
         made = (metadata_of(each, (bookie, lost), length=job["size"]) for each in ids)
@@ -156,7 +157,7 @@ class _Worker:
     # --- What copying is compared with --------------------------------------------------------
 
     async def read(self, job: Job) -> Found:
-        """All entries of all ledgers, and nothing else."""
+        """Only reads all entries of all ledgers."""
         stopwatch = jobs.Stopwatch()
         sizes = await asyncio.gather(*(self._read(each) for each in job["ids"]))
         return stopwatch.read() | {"bytes": sum(sizes)}
@@ -170,7 +171,7 @@ class _Worker:
         return size
 
     async def write(self, job: Job) -> Found:
-        """The same entries, from memory, as a recovery adds them to a bookie that lacks them."""
+        """Writes the same entries from memory, like a recovery adds them to a bookie."""
         loaded: list[tuple[Any, list[Entry]]] = []
         size = 0
         for ledger_id in job["ids"]:
@@ -209,7 +210,7 @@ class _Worker:
         return {}
 
     async def copy(self, job: Job) -> Found:
-        """What is marked is repaired. `rate`: bytes a second, else as fast as it goes."""
+        """Repairs the marked ledgers, with `rate` bytes per second or as fast as possible."""
         config = WorkerConfig(bytes_per_s_max=job["rate"]) if job.get("rate") else _UNHELD
         target = BookieId(job["target"]) if job.get("target") else None
         worker = Worker(
@@ -231,7 +232,10 @@ class _Worker:
         return found | {"repaired": worker.stats.repaired, "moved": moved}
 
     async def await_repaired(self, job: Job) -> Found:
-        """Another process repairs, from now on: until no ledger names the lost bookie. Returns when all locks are free."""
+        """Waits for another process to repair until no ledger names the lost bookie.
+
+        Returns when all locks are free.
+        """
         stopwatch = jobs.Stopwatch()
         waiting = list(job["ids"])
         lost = BookieId(job["lost"])
@@ -256,7 +260,7 @@ class _Worker:
     # --- A steady writer ----------------------------------------------------------------------
 
     async def append(self, job: Job) -> Found:
-        """`rate` entries a second; how long each took until it was confirmed."""
+        """Appends `rate` entries per second; returns the latency of each."""
         latencies: list[int] = []
         payload = bytes(job["size"])
         await self._ledgers.until_writable(3, _PATIENCE_S)

@@ -1,4 +1,4 @@
-"""Slow readers of one log by way of a server that relays.
+"""Slow readers of one log through a server that relays.
 
 python -m tests.bench.load.relay_worker ENTRY OWNER
 """
@@ -20,7 +20,7 @@ _AGAIN_S = 0.1
 
 
 async def _read_slowly(log: str, found: Found) -> None:
-    """On a connection of its own; where it is hung up on it asks again."""
+    """Reads on its own connection, and reconnects if the connection is closed."""
     channels = Channels(Security())
     request = log_pb2.ReadStreamRequest(log=log, start="0").SerializeToString()
     ask = channels.to(sys.argv[1]).unary_stream(READ_STREAM.path)

@@ -1,8 +1,8 @@
-"""A server that stores nothing: it counts bytes and answers as many as it is asked to.
+"""A server that stores nothing: it counts bytes and sends responses of a given length.
 
     python -m tests.bench.load.sink REQUEST_BYTES REPLY_BYTES
 
-It shows what the generator can do by itself. Frames are all of one size; prints its port.
+It shows the generator's own limit. All frames have one size. Prints its port.
 """
 
 import asyncio

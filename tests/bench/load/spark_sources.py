@@ -1,4 +1,5 @@
-"""What `bench spark` compares with: a source of Arrow batches out of nothing, and a sink that only looks at the clock.
+"""References for `bench spark`: a source of generated Arrow batches, and a sink that only reads the
+clock.
 
 Spark's workers import it.
 """
@@ -30,7 +31,7 @@ _BLOCK_BYTES: Final = 1024 * 1024
 
 
 def batches(schema: StructType, rows: int, size: int) -> Iterator["pa.RecordBatch"]:
-    """Of 1 MiB each, as blocks of logs are: the same buffers again and again."""
+    """Batches of 1 MiB, like blocks of logs, which reuse the same buffers."""
     count = max(min(_BLOCK_BYTES // size, 10_000), 1)
     arrays: dict[str, Any] = {
         "log": pa.array(["default/generated"] * count, pa.string()),
@@ -67,7 +68,7 @@ class _Stream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"batch": min(start["batch"] + 1, BATCHES)}
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """There is always as much."""
+        """Does nothing: the amount of data is constant."""
 
     def reportLatestOffset(self) -> dict[str, int]:  # noqa: N802
         return {"batch": BATCHES}
@@ -80,7 +81,7 @@ class _Stream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class Generated(DataSource):
-    """`rows` of `size` bytes."""
+    """A source of `rows` rows of `size` bytes."""
 
     @classmethod
     def name(cls) -> str:
@@ -114,14 +115,14 @@ class _Clock(DataSourceStreamArrowWriter):
         return WriterCommitMessage()
 
     def commit(self, messages: list[Any], batchId: int) -> None:  # noqa: N803
-        """Nothing was kept."""
+        """Does nothing: the sink stores nothing."""
 
     def abort(self, messages: list[Any], batchId: int) -> None:  # noqa: N803
-        """Nothing was kept."""
+        """Does nothing: the sink stores nothing."""
 
 
 class Clock(DataSource):
-    """A sink: how long ago each record was appended, in µs, a line each in the file `path`."""
+    """A sink that writes each record's age in µs as a line to the file `path`."""
 
     @classmethod
     def name(cls) -> str:

@@ -1,10 +1,11 @@
-"""Appends to many logs, has servers killed meanwhile, and tells how long each log was away.
+"""Appends to many logs while servers are killed, and reports how long each log was unavailable.
 
 python -m tests.bench.load.takeover_worker log://host:port,host:port
 
-A job is {logs, every_s, warm_s, seconds, kill: [pid], stop: [pid], watch: {name: pid}}: one append to each
-log, and the next one `every_s` after its ack. A log is away from the kill to the first ack of its next
-owner. Each record says which append it was; at the end all logs are read and compared with what was acked.
+A job is {logs, every_s, warm_s, seconds, kill: [pid], stop: [pid], watch: {name: pid}}: one append
+to each log, and the next one `every_s` after its ack. A log is unavailable from the kill to the
+first ack of its next owner. Each record has the number of its append; at the end all logs are read
+and compared with the acks.
 """
 
 import asyncio
@@ -42,7 +43,7 @@ class _Load:
         self._client, self._every_s = client, every_s
         self.acks: dict[str, list[_Ack]] = {}
         self.failed = 0
-        self.wrong: list[str] = []  # What the logs do not say of their appends.
+        self.wrong: list[str] = []  # Differences between the logs and the acks.
         self._tasks: list[asyncio.Task[None]] = []
         self._is_over = False
 
@@ -64,7 +65,7 @@ class _Load:
             number += 1
             try:
                 self.acks[name].append(await _append(log, number))
-            except RollbookError:  # It may be there all the same; the next one is another one.
+            except RollbookError:  # The record may have been appended.
                 self.failed += 1
                 await asyncio.sleep(0.05)
             else:
@@ -100,7 +101,7 @@ async def _read(log: aio.Log) -> list[tuple[int, int]]:
 
 
 def _flaws(acks: Sequence[_Ack], records: Sequence[tuple[int, int]]) -> list[str]:
-    """Dense, nothing acked lost or elsewhere, nothing twice."""
+    """Checks that offsets are dense, acked records have their offsets, and none is repeated."""
     found = dict(records)
     flaws = [f"{ack} is not there" for ack in acks if found.get(ack.offset) != ack.number]
     if [offset for offset, _ in records] != list(range(len(records))):
@@ -111,7 +112,7 @@ def _flaws(acks: Sequence[_Ack], records: Sequence[tuple[int, int]]) -> list[str
 
 
 class _Processes:
-    """What CPU they have taken, by the time."""
+    """CPU time of processes over time."""
 
     def __init__(self, pids: dict[str, int]) -> None:
         self._pids = {**pids, "client": os.getpid()}

@@ -1,11 +1,10 @@
-"""`rollbook …`, with a stopwatch at each step of an add.
+"""Runs `rollbook …` with a stopwatch at each step of an add.
 
     python -m tests.bench.load.timed REPORT_FILE server bookie …
 
-At SIGUSR1 it writes what was measured since the last one, as JSON: CPU seconds of each step, and
-the longest time that one callback held the event loop. A step is called once for a chunk or for a
-write, so the watches cost next to nothing; what runs within it and is watched itself is not counted
-with it.
+On SIGUSR1 it writes the measurements since the last one as JSON: CPU seconds of each step, and the
+longest time that one callback blocked the event loop. A step runs once per chunk or write, so the
+stopwatches cost almost nothing. The time of a nested step is not counted for the outer one.
 """
 
 import asyncio
@@ -25,7 +24,7 @@ _blocked_s_max: Final = [0.0]
 
 
 def _watch(owner: Any, name: str, step: str) -> None:
-    """For what runs in the event loop's thread."""
+    """Measures a step that runs in the event loop's thread."""
     inner: Callable[..., Any] = getattr(owner, name)
     _spent_s[step] = 0.0
 
@@ -43,7 +42,10 @@ def _watch(owner: Any, name: str, step: str) -> None:
 
 
 def _watch_anywhere(owner: Any, name: str, step: str) -> None:
-    """In whatever thread, and nothing that it calls is watched. A small write is made in the loop's, within other steps."""
+    """Measures a step of any thread that calls no other measured step.
+
+    Small writes run in the loop's thread, within other steps.
+    """
     inner: Callable[..., Any] = getattr(owner, name)
     _spent_s[step] = 0.0
 

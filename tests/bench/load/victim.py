@@ -1,6 +1,6 @@
-"""A bookie to be put under load: the real process, on an embedded metadata store.
+"""A bookie process for load tests, on an embedded metadata store.
 
-Its files go to a new folder below the temporary directory: TMPDIR says on which disk.
+Its files are in a new folder below the temporary directory: TMPDIR selects the disk.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from tests.support.bookies import PATIENCE_S, RunningBookie
 _ROLLBOOK: Final = "rollbook.api.cli.main"
 _TIMED: Final = "tests.bench.load.timed"
 _CHANGES_AT_ONCE: Final = 100
-# Ledgers of a benchmark are in nobody's metadata: they must not be collected under its hands.
+# A benchmark's ledgers have no metadata, so they must not be collected while it runs.
 _SETTINGS: Final = {
     "ROLLBOOK_SPACE_GC_INTERVAL_S": "86400",
     "ROLLBOOK_SPACE_SCRUB_INTERVAL_S": "86400",
@@ -40,7 +40,7 @@ _SETTINGS: Final = {
 
 @dataclass(frozen=True)
 class Times:
-    """Of a step of all adds, in seconds of CPU; and what was worst for everybody else."""
+    """CPU seconds of each step of all adds, and the longest block of the event loop."""
 
     spent_s: dict[str, float]
     loop_blocked_s_max: float
@@ -89,7 +89,7 @@ class Victim:
         return self.bookie.address.host, self.bookie.address.port
 
     def times(self) -> Times:
-        """Since it was asked for last. Of one that is timed."""
+        """Measurements since the last call, for a timed bookie."""
         self._report.unlink(missing_ok=True)
         os.kill(self.bookie.pid, signal.SIGUSR1)
         deadline = time.monotonic() + PATIENCE_S
@@ -100,7 +100,7 @@ class Victim:
         return Times(**json.loads(self._report.read_text()))
 
     def create_ledgers(self, ledger_ids: Sequence[int]) -> None:
-        """In the metadata: what is not there is collected."""
+        """Creates ledgers in the metadata, so that they are not garbage."""
         asyncio.run(self._change_ledgers(_create, ledger_ids))
 
     def delete_ledgers(self, ledger_ids: Sequence[int]) -> None:
@@ -117,7 +117,7 @@ class Victim:
                 await asyncio.gather(*(change(nodes, LedgerId(each)) for each in some))
 
     def compact(self) -> None:
-        """Collects what two scans agree on, and begins to rewrite what is not full."""
+        """Collects garbage on which two scans agree, and starts a compaction."""
         request = Request(
             f"http://{self._http}/api/v1/bookie/gc",
             json.dumps({"forceMajor": True}).encode(),
@@ -128,7 +128,9 @@ class Victim:
             assert reply.status == HTTPStatus.ACCEPTED
 
     def drop_caches(self) -> None:
-        """The system's, of its journal and entry logs; its own end with its process."""
+        """Drops the system's caches of its journal and entry logs; its own caches end with the
+        process.
+        """
         for path in self.files():
             drop_from_cache(path)
 
@@ -139,7 +141,7 @@ class Victim:
 def drop_from_cache(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fdatasync(descriptor)  # Only clean pages go.
+        os.fdatasync(descriptor)  # Only clean pages can be dropped.
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
     finally:
         os.close(descriptor)

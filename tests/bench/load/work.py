@@ -1,8 +1,8 @@
-"""What the load generator sends, built before the clock starts, and how much must come back.
+"""Requests of the load generator, built before the measurement, and the length of their responses.
 
-A batch is a piece of one connection's stream: whole frames, sent with as few system calls as it
-takes. Its answers are counted by their length, which is known beforehand; what they say is looked
-at when the clock has stopped.
+A batch is a part of one connection's stream: complete frames, sent with as few system calls as
+possible. Responses are counted by their length, which is known in advance, and decoded after the
+measurement.
 """
 
 import itertools
@@ -34,7 +34,7 @@ class FrameBatch(NamedTuple):
 
 
 def entry_bytes(payload_bytes: int) -> int:
-    """Of an entry as it is stored."""
+    """The size of a stored entry."""
     return ENTRY_HEADER_BYTES + DIGEST_BYTES + payload_bytes
 
 
@@ -52,7 +52,7 @@ def add_batches(
     first_entry: int = 0,
     in_a_row: int = 1,
 ) -> list[FrameBatch]:
-    """`entries` adds of one connection, to its ledgers in turn, `in_a_row` to each."""
+    """Batches with `entries` adds of one connection to its ledgers in turn, `in_a_row` to each."""
     packers = [_packer(version, ledger_id) for ledger_id in ledger_ids]
     payload = b"x" * payload_bytes
     batches: list[FrameBatch] = []
@@ -96,7 +96,7 @@ def _add_batch(frames: bytes, count: int) -> FrameBatch:
 def read_batches(
     ledger_id: int, entries: int, payload_bytes: int, batch_entries: int
 ) -> list[FrameBatch]:
-    """Single reads of version 2, some sent together."""
+    """Batches of single reads of version 2."""
     reply = _V2_READ_REPLY_HEAD_BYTES + entry_bytes(payload_bytes)
     return [
         FrameBatch(
@@ -114,7 +114,7 @@ def read_batches(
 def batch_read_batches(
     ledger_id: int, entries: int, payload_bytes: int, batch_entries: int
 ) -> list[FrameBatch]:
-    """One BATCH_READ each."""
+    """Batches with one BATCH_READ each."""
     each = _ENTRY_SIZE_BYTES + entry_bytes(payload_bytes)
     return [
         FrameBatch(
@@ -129,7 +129,7 @@ def batch_read_batches(
 
 
 def count_successes(replies: bytearray) -> int:
-    """Entries that were added or found, according to the answers of one connection."""
+    """The number of entries that were added or found according to the responses of one connection."""
     found = 0
     for heard in ReplyDecoder().feed(bytes(replies)):
         if isinstance(heard, AddReplies):
