@@ -12,7 +12,6 @@ from typing import Any, Final
 import click
 
 from rollbook.api.cli.log.connection import LogAccess
-from rollbook.api.cli.log.ownership import require_exclusive
 from rollbook.api.cli.log.record_format import Write, compile_format
 from rollbook.api.cli.log.record_input import (
     Cutter,
@@ -24,6 +23,7 @@ from rollbook.api.cli.log.record_input import (
     records_of_json,
     standard_input,
 )
+from rollbook.api.cli.log.writer_actions import require_exclusive
 from rollbook.api.cli.output import tell, time_of
 from rollbook.api.cli.payload_output import as_text, bar, print_bytes
 from rollbook.api.client.client import Client

@@ -655,9 +655,9 @@ def verify(access: "LogAccess", **how: Any) -> None:
 
     `-o raw` prints the number of records. `rollbook ledger verify` checks every copy of a ledger's entries.
     """
-    from rollbook.api.cli.log import ownership
+    from rollbook.api.cli.log.verify import verify_log
 
-    ownership.verify_log(access, **how)
+    verify_log(access, **how)
 
 
 @group.command(
