@@ -25,7 +25,8 @@ from rollbook.api.cli.log.record_input import (
 )
 from rollbook.api.cli.log.writer_actions import require_exclusive
 from rollbook.api.cli.output import tell, time_of
-from rollbook.api.cli.payload_output import as_text, bar, print_bytes
+from rollbook.api.cli.payload_output import as_text, print_bytes
+from rollbook.api.cli.progress_bars import bar
 from rollbook.api.client.client import Client
 from rollbook.api.client.log import Log
 from rollbook.api.client.producer_batch import Submission

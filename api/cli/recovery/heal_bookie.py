@@ -11,7 +11,7 @@ import click
 from rollbook.api.cli.bookie_admin_client import AdminClient
 from rollbook.api.cli.ledger.connection import LedgerAccess
 from rollbook.api.cli.output import show_facts, show_rows
-from rollbook.api.cli.payload_output import bar_of_shares
+from rollbook.api.cli.progress_bars import bar_of_shares
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.proto.errors import BadConfig, BookieUnreachable, InvalidRequest
 from rollbook.proto.ids import LEDGER_ID_MAX, BookieId, LedgerId, parse_bookie_id
