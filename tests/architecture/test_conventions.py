@@ -251,7 +251,9 @@ def test_no_help_loads_what_its_command_does() -> None:
     words = {*groups, *(f"{name}.commands" for name in groups)}
     words |= {
         "bookie.init_and_format",
+        "bookie.connection",
         "bookie.inspection",
+        "bookie.maintenance",
         "bookie.decommission",
         "bookie.options",
     }

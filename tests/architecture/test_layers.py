@@ -21,6 +21,7 @@ COMPOSITION_ROOTS = {
     # About the directories of one.
     "api/cli/server/bookie_settings.py",
     "api/cli/bookie/init_and_format.py",
+    "api/cli/bookie/connection.py",
     "api/cli/bookie/inspection.py",
 }
 # What a core may use besides `rollbook.proto` values: nothing that touches the machine.
