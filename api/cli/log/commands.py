@@ -294,9 +294,9 @@ def change(access: "LogAccess", **how: Any) -> None:
     roll_entries, exclusive, labels, description, copies, acks, ensemble, dedupe_age, delete_grace, … `-o raw`
     prints the log's name.
     """
-    from rollbook.api.cli.apply import actions as apply_work
+    from rollbook.api.cli.log.set import set_log
 
-    apply_work.set_log(access, **how)
+    set_log(access, **how)
 
 
 @group.command(
