@@ -9,9 +9,9 @@ from typing import Any, Final
 import click
 
 from rollbook.api.cli.ledger.connection import LedgerAccess, custom_of, password_of
-from rollbook.api.cli.log.record_input import Cutter, as_json, framed, input_bytes, standard_input
+from rollbook.api.cli.log.record_input import Cutter, input_bytes, standard_input
 from rollbook.api.cli.output import tell
-from rollbook.api.cli.payload_output import as_text, print_bytes
+from rollbook.api.cli.payload_output import as_json, as_text, framed, print_bytes
 from rollbook.api.cli.progress_bars import bar
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.ledger.reader import LedgerReader

@@ -16,8 +16,6 @@ from rollbook.api.cli.log.record_format import Write, compile_format
 from rollbook.api.cli.log.record_input import (
     Cutter,
     InputRecord,
-    as_json,
-    framed,
     input_bytes,
     record_of_json,
     records_of_json,
@@ -25,7 +23,7 @@ from rollbook.api.cli.log.record_input import (
 )
 from rollbook.api.cli.log.writer_actions import require_exclusive
 from rollbook.api.cli.output import tell, time_of
-from rollbook.api.cli.payload_output import as_text, print_bytes
+from rollbook.api.cli.payload_output import as_json, as_text, framed, print_bytes
 from rollbook.api.cli.progress_bars import bar
 from rollbook.api.client.client import Client
 from rollbook.api.client.log import Log
