@@ -197,7 +197,7 @@ def test_help_loads_no_command() -> None:
 
 def test_commands_of_logs_load_nothing_of_servers() -> None:
     """They take half as long again with the client of ledgers and the metadata stores."""
-    names = ("log.actions", "log.append_and_read", "log.export", "cursor.actions")
+    names = ("log.actions", "log.append", "log.read", "log.export", "cursor.actions")
     code = (
         f"import {', '.join(f'rollbook.api.cli.{each}' for each in names)}\n"
         "import sys; print(*sys.modules)"
