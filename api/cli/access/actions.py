@@ -21,7 +21,7 @@ from rollbook.api.access.core.access_file import (
     digest_of,
     parse_principals,
 )
-from rollbook.api.access.operator_token_file import require_own
+from rollbook.api.access.file_permissions import require_own
 from rollbook.api.cli.access.access_file_edit import locked, parted, replace_file, rewrite
 from rollbook.api.cli.confirm import ask_whether
 from rollbook.api.cli.output import tell_rows, time_of
