@@ -1,6 +1,7 @@
 """Reads a bookie's doubts, and settles them on the bookie.
 
-In production this uses HTTP (`rollbook.api.cli.recovery.heal_bookie`); the simulator passes the bookie directly.
+In production this uses HTTP (`rollbook.api.cli.recovery.possible_loss_access`); the simulator passes the bookie
+directly.
 """
 
 from dataclasses import dataclass

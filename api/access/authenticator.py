@@ -26,7 +26,8 @@ from rollbook.api.access.core.access_file import (
 )
 from rollbook.api.access.core.grants import EVERYTHING
 from rollbook.api.access.core.quotas import PrincipalAccount
-from rollbook.api.access.operator_token_file import require_own, token_of
+from rollbook.api.access.file_permissions import require_own
+from rollbook.api.access.operator_token_file import token_of
 from rollbook.api.access.watched_file import WatchedFile
 from rollbook.proto.errors import BadConfig, Unauthorized
 from rollbook.proto.runtime.config import parse_config

@@ -18,6 +18,7 @@ from typing import Any, Final, cast
 from rollbook.api.access.audit import AuditLog
 from rollbook.api.access.authenticator import CALLER, AuthenticatedCaller
 from rollbook.api.access.authorized_append_stream import AuthorizedAppendStream
+from rollbook.api.access.core.block_size import size_of
 from rollbook.api.access.core.grants import (
     Right,
     VisibleLogs,
@@ -28,7 +29,7 @@ from rollbook.api.access.core.grants import (
     shown_by,
     visible_of,
 )
-from rollbook.api.access.permission_errors import refusal_of, size_of
+from rollbook.api.access.permission_errors import refusal_of
 from rollbook.api.access.read_throttle import MISSES_MAX, ReadThrottle, may_pass
 from rollbook.api.rpc_methods import Method, late
 from rollbook.logservice import messages

@@ -15,7 +15,6 @@ from rollbook.proto.runtime.system_error_text import describe_error
 _TOKEN_BYTES: Final = (16, 4096)
 _OTHERS_READ: Final = stat.S_IRWXG | stat.S_IRWXO
 _ROOT: Final = 0
-_OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 
 
 def token_of(file: WatchedFile) -> str:
@@ -39,21 +38,3 @@ def token_of(file: WatchedFile) -> str:
 
 def _allowed(owner: int) -> int:
     return stat.S_IRGRP if owner == _ROOT else 0
-
-
-def require_own(path: str) -> None:
-    """Raises `BadConfig` unless the file belongs to this user or root, and only its owner may write it. A user who
-    can write the file can get every right."""
-    try:
-        found = os.stat(path)
-    except OSError as error:
-        raise BadConfig(
-            f"the access file {path} cannot be read: {describe_error(error)}",
-            next_step=f"make it (rollbook access add NAME --file {path}), or let this user read it",
-        ) from error
-    if found.st_mode & _OTHERS_WRITE:
-        raise BadConfig("others may write it", path=path, next_step=f"chmod go-w {path}")
-    if found.st_uid not in (0, os.geteuid()):
-        raise BadConfig(
-            "the file belongs to another user", path=path, next_step=f"chown {os.geteuid()} {path}"
-        )

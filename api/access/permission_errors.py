@@ -1,10 +1,8 @@
-"""Errors for principals without a right, and the size of a block before it is unpacked."""
+"""Errors for principals without a right."""
 
 from typing import Any
 
 from rollbook.api.access.core.grants import Duty, Right, rights_for
-from rollbook.logservice.core.record_block import HEADER_BYTES, opened_bytes_of, span_of
-from rollbook.logservice.log_config import BATCH_RECORDS_CEILING
 from rollbook.logservice.messages import GetServerStats
 from rollbook.proto.errors import Unauthorized
 
@@ -50,16 +48,3 @@ def refusal_of_duty(principal: str, duty: Duty) -> Unauthorized:
         next_step=advice,
         right=wanted,
     )
-
-
-def size_of(block: bytes) -> tuple[int, int]:
-    """The number of the block's records, and its size: stored or unpacked, whichever is larger.
-
-    Only the header is read. A block that claims more records than a batch may have is refused
-    later.
-    """
-    records = 0
-    if len(block) >= HEADER_BYTES:
-        start, end = span_of(block)
-        records = min(max(end - start, 0), BATCH_RECORDS_CEILING)
-    return records, opened_bytes_of(block)

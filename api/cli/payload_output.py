@@ -1,47 +1,23 @@
-"""Prints the bytes of records and entries, unchanged or as text, and shows progress bars.
+"""Formats and prints the bytes of records and entries: unchanged, framed, as text or for JSON.
 
-This module imports only click, since most commands of logs load it.
+len32    (u32 length, big-endian · payload)*
+
+This module imports only the standard library, since most commands of logs load it.
 """
 
+import base64
+import struct
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import Final
 
-import click
-
-_SHARES: Final = 1000
+LENGTH: Final = struct.Struct(">I")
 _HEX: Final = "hex:"
 
 
 def print_bytes(data: bytes) -> None:
     sys.stdout.buffer.write(data)
     sys.stdout.buffer.flush()
-
-
-@contextmanager
-def bar(label: str, length: int) -> Iterator[Callable[[int], None]]:
-    """Shows a progress bar on a terminal if the total is known; it is never part of the output."""
-    hidden = not length or not sys.stderr.isatty()
-    with click.progressbar(
-        length=max(1, length), label=label, file=sys.stderr, hidden=hidden
-    ) as progress:
-        yield progress.update
-
-
-@contextmanager
-def bar_of_shares(label: str) -> Iterator[Callable[[int, int], None]]:
-    """Shows a progress bar for work that reports how much of a total is done."""
-    with bar(label, _SHARES) as advance:
-        shown = 0
-
-        def on_progress(done: int, total: int) -> None:
-            nonlocal shown
-            now = _SHARES * done // max(1, total)
-            advance(now - shown)
-            shown = now
-
-        yield on_progress
 
 
 def as_text(value: bytes) -> str:
@@ -56,3 +32,22 @@ def as_text(value: bytes) -> str:
         return text
     is_clear = text.strip() and not text.startswith(_HEX)
     return repr(text)[1:-1] if is_clear else f"{_HEX}{value.hex()}"
+
+
+def framed(payloads: Iterable[bytes], frame: str) -> bytes:
+    match frame:
+        case "lf":
+            return b"".join(payload + b"\n" for payload in payloads)
+        case "nul":
+            return b"".join(payload + b"\0" for payload in payloads)
+        case "len32":
+            return b"".join(LENGTH.pack(len(payload)) + payload for payload in payloads)
+    return b"".join(payloads)
+
+
+def as_json(name: str, value: bytes) -> dict[str, str]:
+    """Returns the value as text if possible, otherwise in base64 under another name."""
+    try:
+        return {name: value.decode()}
+    except UnicodeDecodeError:
+        return {f"{name}_base64": base64.b64encode(value).decode()}

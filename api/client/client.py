@@ -10,11 +10,12 @@ from rollbook.api.client.append_stream import AppendStreamPool
 from rollbook.api.client.caller_arguments import listed, milliseconds_of
 from rollbook.api.client.channels import Channels, Security, checked_token
 from rollbook.api.client.config import LogClientConfig
-from rollbook.api.client.default_target import Target, token_of_file, unnamed_target
+from rollbook.api.client.default_target import Target, unnamed_target
 from rollbook.api.client.fork_guard import BelongsToProcess, on_used
 from rollbook.api.client.log import Log, names_of
 from rollbook.api.client.owner_cache import OwnerCache
 from rollbook.api.client.server_discovery import ServerDiscovery
+from rollbook.api.client.token_file import token_of_file
 from rollbook.api.client.unacked_report import UnackedRecords, attach, error_of
 from rollbook.api.client.unary_calls import UnaryCalls
 from rollbook.api.client.url import parse_log_url

@@ -14,14 +14,8 @@ from rollbook.api.cli.bookie.decommission_actions import facts_of
 from rollbook.api.cli.bookie_admin_client import AdminClient
 from rollbook.api.cli.cluster.actions import list_bookies
 from rollbook.api.cli.cluster.health import find_members, judge, server_records
-from rollbook.api.cli.recovery.status import (
-    ask_for_audit,
-    delay_of,
-    rate_of,
-    read_status,
-    read_tasks,
-    turn_switch,
-)
+from rollbook.api.cli.recovery.status import read_status, read_tasks
+from rollbook.api.cli.recovery.switches import ask_for_audit, delay_of, rate_of, turn_switch
 from rollbook.api.management.callback_admin import ClusterCallbacks
 from rollbook.api.management.cookies import CookieManagement
 from rollbook.api.management.ledgers import LedgerManagement

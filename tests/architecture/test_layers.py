@@ -21,6 +21,7 @@ COMPOSITION_ROOTS = {
     # Commands about the directories of a bookie.
     "api/cli/server/bookie_settings.py",
     "api/cli/bookie/init_and_format.py",
+    "api/cli/bookie/connection.py",
     "api/cli/bookie/inspection.py",
 }
 # Modules that a core may import besides `rollbook.proto`. None of them touches the machine.

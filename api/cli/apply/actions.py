@@ -1,6 +1,5 @@
 """The action of `rollbook apply`."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -17,13 +16,13 @@ from rollbook.api.cli.log.actions import (
     shown_setting,
 )
 from rollbook.api.cli.log.connection import LogAccess
-from rollbook.api.cli.output import tell, tell_rows
+from rollbook.api.cli.output import tell_rows
 from rollbook.api.client.client import Client
 from rollbook.api.did_you_mean import SHOWN, did_you_mean
 from rollbook.logservice import messages
 from rollbook.logservice.ids import LogName
 from rollbook.logservice.log_config import ConfigValues, LogConfig, WriterMode
-from rollbook.proto.errors import BadConfig, InvalidRequest, NoSuchLog, RollbookError
+from rollbook.proto.errors import BadConfig, NoSuchLog, RollbookError
 from rollbook.proto.quorum import Quorum
 from rollbook.proto.runtime.config import read_config_file
 
@@ -41,10 +40,10 @@ _SIZES: Final = (
     "batch_bytes_max",
     "tail_cache_bytes",
 )
-_COUNTS: Final = ("roll_entries", "dedupe_batches", "batch_records_max")
-_COPIES: Final = ("copies", "acks", "ensemble")
+COUNTS: Final = ("roll_entries", "dedupe_batches", "batch_records_max")
+COPIES: Final = ("copies", "acks", "ensemble")
 SETTINGS: Final = frozenset(
-    (*_AGES, *_SIZES, *_COUNTS, *_COPIES, "exclusive", "degraded_segments", "labels", "description")
+    (*_AGES, *_SIZES, *COUNTS, *COPIES, "exclusive", "degraded_segments", "labels", "description")
 )
 # If one of these fields gets a smaller value, records are deleted sooner.
 _KEEPING: Final = ("retention_age_s", "retention_bytes")
@@ -60,7 +59,7 @@ def apply(
     shortened: list[str] = []
 
     async def plan(client: Client) -> list[dict[str, Any]]:
-        rows = [await _plan(client, log, what, shortened) for log, what in wanted.items()]
+        rows = [await plan_log(client, log, what, shortened) for log, what in wanted.items()]
         quorums = [
             what["quorum"]
             for row, what in zip(rows, wanted.values(), strict=True)
@@ -73,7 +72,7 @@ def apply(
 
     async def do(client: Client) -> None:
         for row, settings in zip(rows, wanted.values(), strict=True):
-            await _do(client, LogName.parse(row["log"]), row["act"], settings)
+            await change_log(client, LogName.parse(row["log"]), row["act"], settings)
 
     rows = access.run(plan)
     if not dry_run:
@@ -112,8 +111,8 @@ def fields_of(table: Any) -> dict[str, Any]:
     """Converts one log's settings to configuration fields. Raises `InvalidRequest`, `BadConfig`."""
     if not isinstance(table, dict):
         raise BadConfig("no table of settings")
-    found = dict(_field_of(key, value) for key, value in table.items() if key not in _COPIES)
-    counts = [_number(key, table[key]) if key in table else None for key in _COPIES]
+    found = dict(_field_of(key, value) for key, value in table.items() if key not in COPIES)
+    counts = [_number(key, table[key]) if key in table else None for key in COPIES]
     if any(counts):
         found["quorum"] = quorum_of(*counts)
     # Raises the errors of impossible settings before any log is read.
@@ -133,7 +132,7 @@ def _field_of(key: str, value: Any) -> tuple[str, Any]:
         return _AGES[key], seconds_in(_text(key, value, "7d"))
     if key in _SIZES:
         return key, value if type(value) is int else bytes_in(_text(key, value, "500M"))
-    if key in _COUNTS:
+    if key in COUNTS:
         return key, _number(key, value)
     if key == "labels":
         if not isinstance(value, dict):
@@ -160,7 +159,7 @@ def _text(key: str, value: Any, such: str) -> str:
     return value
 
 
-async def _plan(
+async def plan_log(
     client: Client, log: LogName, settings: dict[str, Any], shortened: list[str]
 ) -> dict[str, Any]:
     row: dict[str, Any] = {"act": "=", "log": str(log), "changes": {}}
@@ -188,7 +187,7 @@ def _require_possible(log: LogName, has: LogConfig, settings: dict[str, Any]) ->
         raise BadConfig(f"{log}: {error.message}", next_step=advice) from None
 
 
-async def _do(client: Client, log: LogName, act: str, settings: dict[str, Any]) -> None:
+async def change_log(client: Client, log: LogName, act: str, settings: dict[str, Any]) -> None:
     if act == "=":
         return
     config, fields = ConfigValues(**settings), tuple(settings)
@@ -196,61 +195,3 @@ async def _do(client: Client, log: LogName, act: str, settings: dict[str, Any]) 
         await client.ask(messages.EnsureLog(log, config if settings else None, fields))
     else:
         await client.ask(messages.UpdateLog(log, config, fields))
-
-
-# --- One log, from the command line -----------------------------------------------------------
-
-
-def set_log(
-    access: LogAccess,
-    log: str,
-    settings: Sequence[str],
-    dry_run: bool,
-    anyway: bool,
-    yes: bool,
-    output: str,
-) -> None:
-    name, wanted = LogName.parse(log), fields_of(dict(map(_typed, settings)))
-    shortened: list[str] = []
-
-    async def plan(client: Client) -> dict[str, Any]:
-        # Raises an error if the log is missing, because `log set` does not create logs.
-        await client.ask(messages.GetLog(name))
-        await require_bookies(client, wanted.get("quorum"), anyway or dry_run)
-        return await _plan(client, name, wanted, shortened)
-
-    row = access.run(plan, log)
-    if not dry_run and row["changes"]:
-        if shortened:
-            ask_whether(f"delete records sooner than before in {', '.join(shortened)}", yes)
-        access.run(lambda client: _do(client, name, row["act"], wanted), log)
-    tell({"log": row["log"], "done": not dry_run, "changes": row["changes"]}, output, "log")
-
-
-def _typed(text: str) -> tuple[str, Any]:
-    """Parses KEY=VALUE. Returns the setting and its value as the file of `apply` would have them. Raises
-    `InvalidRequest`, `BadConfig`.
-    """
-    key, equals, value = text.partition("=")
-    if not equals:
-        raise InvalidRequest(
-            f"{text[:SHOWN]!r} is not KEY=VALUE", next_step="write retention_age=7d"
-        )
-    if key in (*_COUNTS, *_COPIES) and value.isdecimal():
-        return key, int(value)
-    if key in ("exclusive", "degraded_segments") and value in ("true", "false"):
-        return key, value == "true"
-    if key == "labels":
-        pairs = [each.partition("=") for each in value.split(",") if each]
-        if wrong := [each[0] for each in pairs if not each[1]]:
-            raise InvalidRequest(
-                f"the label {wrong[0][:SHOWN]!r} is not NAME=VALUE",
-                next_step="write labels=team=checkout,env=prod",
-            )
-        labels = {label: text for label, _, text in pairs}
-        if len(labels) != len(pairs):
-            raise InvalidRequest(
-                f"{text[:SHOWN]!r} has a label twice", next_step="leave out one of them"
-            )
-        return key, labels
-    return key, value

@@ -15,6 +15,8 @@ _INSPECT: Final = {
     "entrylog": "List the entry logs, or the ledgers in one of them.",
     "mark": "Show where a restart would begin to replay the journal.",
     "verify": "Read and check every byte of a stopped bookie's files.",
+}
+_MAINTAIN: Final = {
     "gc": "Find deleted ledgers and surplus copies now, and free their space.",
     "compact": "Rewrite entry logs that contain little live data.",
     "scrub": "Read and verify all entry logs of a running bookie.",
@@ -41,6 +43,7 @@ _PLACES: Final = {
     name: LazyCommand(f"rollbook.api.cli.bookie.{module}", *place)
     for module, places in (
         ("inspection", {name: (name, what) for name, what in _INSPECT.items()}),
+        ("maintenance", {name: (name, what) for name, what in _MAINTAIN.items()}),
         ("init_and_format", _IDENTITY),
         ("decommission", _LIFECYCLE),
     )

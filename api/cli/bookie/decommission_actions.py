@@ -13,7 +13,7 @@ from rollbook.api.cli.cluster.actions import run_on_store
 from rollbook.api.cli.confirm import ask_whether
 from rollbook.api.cli.metadata_option import Metadata
 from rollbook.api.cli.output import show_facts, show_rows
-from rollbook.api.cli.payload_output import bar
+from rollbook.api.cli.progress_bars import bar
 from rollbook.proto.cluster.cluster_root import Cluster
 from rollbook.proto.cluster.lifecycle_nodes import StoredLifecycle
 from rollbook.proto.formats.lifecycle import LifecycleState

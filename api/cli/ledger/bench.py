@@ -11,7 +11,7 @@ from typing import Any
 from rollbook.api.cli.latencies import new_latencies, percentiles
 from rollbook.api.cli.ledger.connection import LedgerAccess, custom_of
 from rollbook.api.cli.output import tell
-from rollbook.api.cli.payload_output import bar
+from rollbook.api.cli.progress_bars import bar
 from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.ledger.writer import LedgerWriter

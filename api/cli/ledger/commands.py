@@ -246,9 +246,9 @@ def append(access: "LedgerAccess", **how: Any) -> None:
     Without LEDGER_ID, the command creates a ledger with the given quorum options. With LEDGER_ID, it uses a ledger
     that `rollbook ledger create` created. Entries that were confirmed before an interruption are kept.
     """
-    from rollbook.api.cli.ledger import append_and_read as ledger_entries
+    from rollbook.api.cli.ledger.append import append_input
 
-    ledger_entries.append_input(access, **how)
+    append_input(access, **how)
 
 
 @group.command(
@@ -327,9 +327,9 @@ def read(access: "LedgerAccess", **how: Any) -> None:
 
     `-o raw` prints their bytes, separated as --frame says. JSON has `payload` as text, or else `payload_base64`.
     """
-    from rollbook.api.cli.ledger import append_and_read as ledger_entries
+    from rollbook.api.cli.ledger.read import read_entries
 
-    ledger_entries.read_entries(access, **how)
+    read_entries(access, **how)
 
 
 @group.command(

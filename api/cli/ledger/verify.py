@@ -7,7 +7,8 @@ import click
 
 from rollbook.api.cli.ledger.connection import LedgerAccess, password_of
 from rollbook.api.cli.output import show_rows
-from rollbook.api.cli.payload_output import bar, print_bytes
+from rollbook.api.cli.payload_output import print_bytes
+from rollbook.api.cli.progress_bars import bar
 from rollbook.ledger.core.copy_comparison import LedgerVerification
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.proto.errors import EntryUnavailable, InvalidRequest, NoSuchLedger

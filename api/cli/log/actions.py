@@ -1,4 +1,4 @@
-"""The actions of `rollbook log` on whole logs. The actions on records are in `append_and_read.py`."""
+"""The actions of `rollbook log` on whole logs. The actions on records are in `append.py` and `read.py`."""
 
 import re
 from collections.abc import Iterable, Sequence

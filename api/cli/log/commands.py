@@ -1,6 +1,6 @@
 """The commands of `rollbook log`, which create, append to, read, follow and truncate named logs.
 
-Their actions are in `actions.py`, `append_and_read.py` and other modules of this package, which are imported when a
+Their actions are in `actions.py`, `append.py`, `read.py` and other modules of this package, which are imported when a
 command is called.
 """
 
@@ -294,9 +294,9 @@ def change(access: "LogAccess", **how: Any) -> None:
     roll_entries, exclusive, labels, description, copies, acks, ensemble, dedupe_age, delete_grace, … `-o raw`
     prints the log's name.
     """
-    from rollbook.api.cli.apply import actions as apply_work
+    from rollbook.api.cli.log.set import set_log
 
-    apply_work.set_log(access, **how)
+    set_log(access, **how)
 
 
 @group.command(
@@ -408,9 +408,9 @@ def append(access: "LogAccess", **how: Any) -> None:
     it fails or is interrupted, it reports how many records are acknowledged, and how many later records may have
     been appended.
     """
-    from rollbook.api.cli.log import append_and_read
+    from rollbook.api.cli.log.append import append_input
 
-    append_and_read.append_input(access, **how)
+    append_input(access, **how)
 
 
 # --- Reading ------------------------------------------------------------------------------------
@@ -458,9 +458,9 @@ def read(access: "LogAccess", **how: Any) -> None:
     The table shows values that are not text in hexadecimal, after `hex:`.
     """
     _require_one_dress(how["template"])
-    from rollbook.api.cli.log import append_and_read
+    from rollbook.api.cli.log.read import print_records
 
-    append_and_read.print_records(access, follows=False, **how)
+    print_records(access, follows=False, **how)
 
 
 @group.command(
@@ -509,9 +509,9 @@ def tail(access: "LogAccess", **how: Any) -> None:
         if _is_named("start"):
             raise click.UsageError("-n and --from both set the position: leave out one of them")
         how["start"] = f"-{lines}" if lines else "latest"
-    from rollbook.api.cli.log import append_and_read
+    from rollbook.api.cli.log.read import print_records
 
-    append_and_read.print_records(access, follows=True, end=None, **how)
+    print_records(access, follows=True, end=None, **how)
 
 
 @group.command(
@@ -655,9 +655,9 @@ def verify(access: "LogAccess", **how: Any) -> None:
 
     `-o raw` prints the number of records. `rollbook ledger verify` checks every copy of a ledger's entries.
     """
-    from rollbook.api.cli.log import ownership
+    from rollbook.api.cli.log.verify import verify_log
 
-    ownership.verify_log(access, **how)
+    verify_log(access, **how)
 
 
 @group.command(

@@ -12,7 +12,7 @@ import click
 from rollbook.api.client.client import Client, connect
 from rollbook.api.client.config import LogClientConfig
 from rollbook.api.client.connect_errors import ConnectProblem, obstacle_of
-from rollbook.api.client.default_target import token_of_file
+from rollbook.api.client.token_file import token_of_file
 from rollbook.logservice.messages import Outage
 from rollbook.proto.errors import (
     BeyondTail,

@@ -1,24 +1,20 @@
-"""Reads records from standard input, and packs records for standard output, framed or as JSON.
-
-len32    (u32 length, big-endian · payload)*
-"""
+"""Reads records from standard input, framed or as JSON, in the formats that `payload_output.py` writes."""
 
 import asyncio
 import base64
 import json
 import os
 import stat
-import struct
 import sys
 import threading
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from concurrent.futures import CancelledError
 from typing import Any, Final, NamedTuple
 
+from rollbook.api.cli.payload_output import LENGTH
 from rollbook.proto.errors import EntryTooLarge, InvalidRequest
 from rollbook.proto.wire.frames import FRAME_BYTES_MAX
 
-_LENGTH: Final = struct.Struct(">I")
 _READ_BYTES: Final = 256 * 1024
 _ARRAY: Final = "write [{…}, {…}] as `log read -o json` does, or use --format ndjson"
 
@@ -50,8 +46,8 @@ class Cutter:
     def _take_counted(self) -> list[bytes]:
         entries: list[bytes] = []
         position = 0
-        while (start := position + _LENGTH.size) <= len(self._rest):
-            (size,) = _LENGTH.unpack_from(self._rest, position)
+        while (start := position + LENGTH.size) <= len(self._rest):
+            (size,) = LENGTH.unpack_from(self._rest, position)
             if start + size > len(self._rest):
                 break
             entries.append(bytes(self._rest[start : start + size]))
@@ -206,22 +202,3 @@ async def standard_input() -> AsyncIterator[bytes]:
         if isinstance(chunk, OSError):
             raise chunk
         yield chunk
-
-
-def framed(payloads: Iterable[bytes], frame: str) -> bytes:
-    match frame:
-        case "lf":
-            return b"".join(payload + b"\n" for payload in payloads)
-        case "nul":
-            return b"".join(payload + b"\0" for payload in payloads)
-        case "len32":
-            return b"".join(_LENGTH.pack(len(payload)) + payload for payload in payloads)
-    return b"".join(payloads)
-
-
-def as_json(name: str, value: bytes) -> dict[str, str]:
-    """Returns the value as text if possible, otherwise in base64 under another name."""
-    try:
-        return {name: value.decode()}
-    except UnicodeDecodeError:
-        return {f"{name}_base64": base64.b64encode(value).decode()}

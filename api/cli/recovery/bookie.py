@@ -10,7 +10,7 @@ import click
 from rollbook.api.cli.confirm import ask_whether
 from rollbook.api.cli.ledger.connection import LedgerAccess
 from rollbook.api.cli.output import show_facts, show_rows
-from rollbook.api.cli.payload_output import bar_of_shares
+from rollbook.api.cli.progress_bars import bar_of_shares
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.proto.cluster.cookies import CookieNodes
 from rollbook.proto.errors import InvalidRequest, NoSuchNode

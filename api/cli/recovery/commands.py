@@ -1,6 +1,7 @@
 """The commands of `rollbook recovery`, which restore lost entries and control recovery servers.
 
-Their actions are in `heal_bookie.py`, `bookie.py` and `status.py`, which are imported when a command is called.
+Their actions are in `heal_bookie.py`, `bookie.py`, `status.py` and `switches.py`, which are imported when a command
+is called.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -217,7 +218,7 @@ def audit(metadata: Metadata, anyway: bool, output: str) -> None:
     If more than half of the bookies are missing, no ledger is marked without --anyway, because the cause is then
     usually a broken network.
     """
-    from rollbook.api.cli.recovery.status import audit_now  # `--help` is quick.
+    from rollbook.api.cli.recovery.switches import audit_now  # `--help` is quick.
 
     audit_now(metadata, anyway, output)
 
@@ -248,7 +249,7 @@ def auditor(metadata: Metadata, output: str) -> None:
 @with_metadata
 def pause(metadata: Metadata) -> None:
     """Switch recovery off, for example for maintenance. No ledger is marked, and no repair begins."""
-    from rollbook.api.cli.recovery.status import switch  # `--help` is quick.
+    from rollbook.api.cli.recovery.switches import switch  # `--help` is quick.
 
     switch(metadata, enables=False)
 
@@ -263,7 +264,7 @@ def pause(metadata: Metadata) -> None:
 @with_metadata
 def resume(metadata: Metadata) -> None:
     """Switch recovery on again."""
-    from rollbook.api.cli.recovery.status import switch  # `--help` is quick.
+    from rollbook.api.cli.recovery.switches import switch  # `--help` is quick.
 
     switch(metadata, enables=True)
 
@@ -284,7 +285,7 @@ def delay(metadata: Metadata, seconds: int | None, output: str) -> None:
     A bookie may be missing for this time before its ledgers are marked for repair. Setting the same delay again, or
     0, starts an audit immediately.
     """
-    from rollbook.api.cli.recovery.status import delay as show_delay  # `--help` is quick.
+    from rollbook.api.cli.recovery.switches import delay as show_delay  # `--help` is quick.
 
     show_delay(metadata, seconds, output)
 
@@ -305,6 +306,6 @@ def rate(metadata: Metadata, bytes_per_s: str | None, output: str) -> None:
     Running servers adopt the new rate, and servers that start later use it, too. If the rate was never set, each
     server uses the rate in its settings. The rate is in bytes per second; 0 is the same as `unlimited`.
     """
-    from rollbook.api.cli.recovery.status import rate as show_rate  # `--help` is quick.
+    from rollbook.api.cli.recovery.switches import rate as show_rate  # `--help` is quick.
 
     show_rate(metadata, bytes_per_s, output)

@@ -1,99 +1,29 @@
-"""The action of `rollbook recovery heal`, and access to a bookie's doubts."""
+"""The action of `rollbook recovery heal`."""
 
-import asyncio
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from collections.abc import Sequence
+from typing import Any, Final
 
 import click
 
 from rollbook.api.cli.bookie_admin_client import AdminClient
 from rollbook.api.cli.ledger.connection import LedgerAccess
 from rollbook.api.cli.output import show_facts, show_rows
-from rollbook.api.cli.payload_output import bar_of_shares
+from rollbook.api.cli.progress_bars import bar_of_shares
+from rollbook.api.cli.recovery.possible_loss_access import AdminDoubts
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.proto.errors import BadConfig, BookieUnreachable, InvalidRequest
-from rollbook.proto.ids import LEDGER_ID_MAX, BookieId, LedgerId, parse_bookie_id
+from rollbook.proto.ids import LEDGER_ID_MAX, BookieId, parse_bookie_id
 from rollbook.recovery.bookie_restorer import BookieRestorer, Healing
 from rollbook.recovery.config import HealConfig
 from rollbook.recovery.core.entry_spans import WHOLE, EntrySpan
 from rollbook.recovery.ledger_restorer import HealingOutcome, LedgerHealing
-from rollbook.recovery.possible_losses_port import DoubtsPage
 
 _MIB: Final = 1024 * 1024
-_PATH: Final = "/api/v1/bookie/doubts"
-_RANGES: Final = 1000  # The number of ranges that one request settles.
 _WAITING: Final = 5
 _LOST: Final = 7
 _ACCEPTED: Final = re.compile(r"(\d{1,19})(?::(\d{1,19})-(\d{1,19}))?")
 _COLUMNS: Final = ("ledger_id", "outcome", "lost", "given_up", "waiting", "reason")
-
-
-@dataclass(frozen=True, slots=True)
-class AdminDoubts:
-    """The doubts (possible losses) of a bookie, which are read and settled through its admin pages."""
-
-    client: AdminClient
-
-    async def page(self, after: int, limit: int) -> DoubtsPage:
-        found = await asyncio.to_thread(self.client.get, _PATH, after=after, limit=limit)
-        return _page_of(found)
-
-    async def settle(self, stamp: str, ledger_id: LedgerId, ranges: list[EntrySpan]) -> None:
-        for start in range(0, len(ranges), _RANGES):
-            parts = [part._asdict() for part in ranges[start : start + _RANGES]]
-            await self._tell(stamp=stamp, ledger_id=ledger_id, ranges=parts)
-
-    async def settle_everything(self, stamp: str) -> None:
-        await self._tell(stamp=stamp, everything=True)
-
-    async def _tell(self, **settled: Any) -> None:
-        await asyncio.to_thread(self.client.put, f"{_PATH}/settled", settled)
-
-
-class AdminViews(Protocol):
-    """The part of `bookie/admin_operations.py` that reads and settles a bookie's doubts."""
-
-    def doubts(self, after: int, limit: int) -> Mapping[str, Any]: ...
-
-    async def settle_doubts(
-        self, stamp: str, ledger_id: int, ranges: Sequence[tuple[int, int]]
-    ) -> None: ...
-
-    async def settle_everything(self, stamp: str) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class LocalDoubts:
-    """The doubts (possible losses) of a bookie in this process."""
-
-    admin: AdminViews
-
-    async def page(self, after: int, limit: int) -> DoubtsPage:
-        return _page_of(self.admin.doubts(after, limit))
-
-    async def settle(self, stamp: str, ledger_id: LedgerId, ranges: list[EntrySpan]) -> None:
-        await self.admin.settle_doubts(stamp, ledger_id, ranges)
-
-    async def settle_everything(self, stamp: str) -> None:
-        await self.admin.settle_everything(stamp)
-
-
-def _page_of(found: Mapping[str, Any]) -> DoubtsPage:
-    return DoubtsPage(
-        bookie=BookieId(found["bookie_id"]),
-        instance_id=found["instance_id"],
-        stamp=found["stamp"],
-        everything=found["everything"],
-        ledgers={
-            each["ledger_id"]: tuple(
-                EntrySpan(part["first_entry"], part["last_entry"]) for part in each["ranges"]
-            )
-            for each in found["ledgers"]
-        },
-        next_after=found["next_after"],
-    )
 
 
 def heal_bookie(

@@ -13,7 +13,7 @@ from typing import Final
 from rollbook.api.access.audit import AuditLog
 from rollbook.api.access.authenticator import Authenticator
 from rollbook.api.access.management_rights import Managing
-from rollbook.api.client.default_target import token_of_file
+from rollbook.api.client.token_file import token_of_file
 from rollbook.api.dashboard.app import Dashboard
 from rollbook.api.dashboard.core.samples import Samples
 from rollbook.api.dashboard.page_dependencies import OwnProcess, PageSources

@@ -20,7 +20,6 @@ import structlog
 from click.testing import CliRunner, Result
 
 from rollbook.api.cli.bookie.commands import group
-from rollbook.api.cli.bookie.inspection import commands
 from rollbook.api.cli.lazy_group import LazyGroup
 from rollbook.api.rest.bookie import AdminServer
 from rollbook.api.rest.server import HttpConfig
@@ -61,7 +60,6 @@ TOKEN = "0123456789abcdef-canary"
 
 def run(*arguments: str, **environ: str) -> Result:
     """Run one command in this process; `exception` of the result is what the command raised."""
-    group = click.Group("bookie", commands=commands)
     clean = {name: None for name in os.environ if name.startswith("ROLLBOOK_")}
     return CliRunner().invoke(group, arguments, env={**clean, **environ}, standalone_mode=False)
 
@@ -736,8 +734,7 @@ def test_commands_do_not_import_unneeded_modules() -> None:
 
 
 def test_every_command_has_three_examples() -> None:
-    assert set(commands) == {*LOOKING, *TELLING}
-    for name in commands:
+    for name in (*LOOKING, *TELLING):
         text = run(name, "--help").stdout
         lines = text.partition("Examples:")[2].strip().splitlines()
         assert len(lines) == 3, name

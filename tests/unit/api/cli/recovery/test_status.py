@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rollbook.api.cli.metadata_option import Metadata
-from rollbook.api.cli.recovery.status import rate
+from rollbook.api.cli.recovery.switches import rate
 from rollbook.proto.cluster.cluster_root import Cluster, initialise
 from rollbook.proto.cluster.cookies import CookieNodes
 from rollbook.proto.cluster.election import Election

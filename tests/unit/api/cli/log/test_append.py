@@ -9,14 +9,9 @@ from typing import Any
 import pytest
 
 from rollbook.api.cli.ledger.connection import custom_of
-from rollbook.api.cli.log.append_and_read import append_numbered
+from rollbook.api.cli.log.append import append_numbered
 from rollbook.api.cli.log.record_input import InputRecord
-from rollbook.proto.errors import (
-    InvalidRequest,
-    Outcome,
-    QuorumTimeout,
-    RollbookError,
-)
+from rollbook.proto.errors import InvalidRequest, Outcome, QuorumTimeout, RollbookError
 from tests.messages import raises_message
 
 _COUNTS = ("acknowledged", "in_doubt", "not_appended")
