@@ -588,7 +588,7 @@ class LogService:
             segments=len(listed.segments),
             roll_due_us=owner.roll_due_us if owner is not None else 0,
             uid=text_of(listed.uid),
-            vacant_seats=_seats_in_words(owner.vacant_seats) if owner is not None else (),
+            vacant_seats=_vacant_in_words(owner.vacant_slots) if owner is not None else (),
             problem=_problem_of(unopened) if unopened is not None else "",
             next_step=unopened.next_step if unopened is not None else "",
         )
@@ -749,8 +749,8 @@ def _shown_deleted(stored: StoredLog) -> words.DeletedLog:
     )
 
 
-def _seats_in_words(seats: Mapping[BookieId, str]) -> tuple[str, ...]:
-    return tuple(f"{bookie}: {why}" for bookie, why in sorted(seats.items()))
+def _vacant_in_words(vacant: Mapping[BookieId, str]) -> tuple[str, ...]:
+    return tuple(f"{bookie}: {why}" for bookie, why in sorted(vacant.items()))
 
 
 def _problem_of(failed: FailedOpening) -> str:

@@ -304,7 +304,7 @@ def _stripes(runs: int, size: Size) -> Iterator[Figure]:
 
 
 def _copy_stripes(site: Site, entries: Entries, size: Size) -> dict[str, float]:
-    """Of five bookies one goes; the sixth takes its seats."""
+    """Of five bookies one goes; the sixth takes its slots."""
     for number in range(5):
         site.start_bookie(f"member-{number}")
     worker = site.worker()

@@ -3,7 +3,7 @@
     python -m tests.bench.load.recovery_worker METADATA_URL
 
 A ledger that `fill` makes with `lost` has all its entries on one bookie, and its metadata also name that lost one: a
-worker has to fill its seat. Jobs are the methods of `_Worker`.
+worker has to fill its slot. Jobs are the methods of `_Worker`.
 """
 
 import asyncio
