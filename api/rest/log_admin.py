@@ -264,8 +264,8 @@ async def undelete_log(routing: Routing, request: Request, log: Log, how: HowOf)
     a new name, if the old one is taken.
     """
     said = await _said(request) or {}
-    word = from_json(said, messages.UndeleteLog, log=log)
-    return json_response(await routing.ask(word, how))
+    message = from_json(said, messages.UndeleteLog, log=log)
+    return json_response(await routing.ask(message, how))
 
 
 @routes.get("/v1/deleted-logs", tags=["logs"], **described(messages.DeletedLogs))
@@ -414,8 +414,8 @@ async def begin_producer(routing: Routing, log: Log, how: HowOf, producer: Produ
     """Begins the next epoch of a producer, and returns how many records the producer has appended. Appends in this
     epoch have `Producer-Seq` 0, 1, 2, …; older epochs are refused.
     """
-    word = messages.BeginProducer(log, producer.encode())
-    return json_response(await routing.ask(word, how), status=201)
+    message = messages.BeginProducer(log, producer.encode())
+    return json_response(await routing.ask(message, how), status=201)
 
 
 # --- Cursors ----------------------------------------------------------------------------------

@@ -46,33 +46,33 @@ _POSITION_SCHEMA: Final[Json] = {
 }
 
 
-def to_json(word: Any) -> Json:
-    kind: Any = type(word)
-    found: Json = _writer(kind)(word)
+def to_json(value: Any) -> Json:
+    kind: Any = type(value)
+    found: Json = _writer(kind)(value)
     return found
 
 
-def from_json(data: Any, word: Any, **given: Any) -> Any:
+def from_json(data: Any, kind: Any, **given: Any) -> Any:
     """Parses a request. `given`: the fields that the body must not have. Raises `InvalidRequest`."""
     if not isinstance(data, dict):
         raise InvalidRequest(f"the body has to be an object, not {_kind_of(data)}")
-    return _reader(word, frozenset(given))(data, given)
+    return _reader(kind, frozenset(given))(data, given)
 
 
-def field_names(word: Any) -> dict[str, str]:
+def field_names(kind: Any) -> dict[str, str]:
     """A request's fields by their JSON names."""
-    hints = get_type_hints(word)
-    return {_key(each, hints[each.name]): each.name for each in fields(word)}
+    hints = get_type_hints(kind)
+    return {_key(each, hints[each.name]): each.name for each in fields(kind)}
 
 
 # --- To JSON ----------------------------------------------------------------------------------
 
 
 @cache
-def _writer(word: Any) -> Convert:
-    hints = get_type_hints(word)
+def _writer(kind: Any) -> Convert:
+    hints = get_type_hints(kind)
     parts = [
-        (_key(each, hints[each.name]), each.name, _to(hints[each.name])) for each in fields(word)
+        (_key(each, hints[each.name]), each.name, _to(hints[each.name])) for each in fields(kind)
     ]
 
     def write(value: Any) -> Json:
@@ -108,8 +108,8 @@ def _to(hint: Any) -> Convert | None:
         return dict
     if issubclass(kind, Enum):
         return _value_of
-    word: Any = kind
-    return _writer(word)
+    message_class: Any = kind
+    return _writer(message_class)
 
 
 def b64(data: bytes) -> str:
@@ -124,11 +124,11 @@ def _value_of(member: Enum) -> Any:
 
 
 @cache
-def _reader(word: Any, given: frozenset[str]) -> Callable[[Json, Json], Any]:
-    hints = get_type_hints(word)
+def _reader(kind: Any, given: frozenset[str]) -> Callable[[Json, Json], Any]:
+    hints = get_type_hints(kind)
     parts = [
         (_key(each, hints[each.name]), each, _from(hints[each.name]), _is_optional(each, hints))
-        for each in fields(word)
+        for each in fields(kind)
         if each.name not in given
     ]
     known = {key for key, *_ in parts}
@@ -151,7 +151,7 @@ def _reader(word: Any, given: frozenset[str]) -> Callable[[Json, Json], Any]:
                     ) from None
             elif not _has_default(field):
                 raise InvalidRequest(f"{key} is missing")
-        return word(**found)
+        return kind(**found)
 
     return read
 
@@ -178,8 +178,8 @@ def _from(hint: Any) -> Convert:
         return lambda values: tuple([convert(each) for each in _checked(values, list)])
     if issubclass(kind, Enum):
         return lambda value: _member(kind, value)
-    word: Any = kind
-    return lambda value: from_json(value, word)
+    message_class: Any = kind
+    return lambda value: from_json(value, message_class)
 
 
 def _checked(value: Any, kind: type) -> Any:
@@ -256,26 +256,26 @@ def _has_default(field: "Field[Any]") -> bool:
 # --- Schemas ----------------------------------------------------------------------------------
 
 
-def schema_of(word: Any, *, without: tuple[str, ...] = (), is_said: bool = False) -> Json:
+def schema_of(kind: Any, *, without: tuple[str, ...] = (), is_said: bool = False) -> Json:
     """A message's JSON schema. `is_said`: clients send the message, and may leave out only fields with a default."""
-    hints = get_type_hints(word)
-    kept = [each for each in fields(word) if each.name not in without]
+    hints = get_type_hints(kind)
+    kept = [each for each in fields(kind) if each.name not in without]
     found: Json = {
         "type": "object",
-        "title": _TITLES.get(word, word.__name__),
+        "title": _TITLES.get(kind, kind.__name__),
         "properties": {_key(f, hints[f.name]): _schema(hints[f.name], is_said) for f in kept},
         "required": [_key(f, hints[f.name]) for f in kept if not (is_said and _has_default(f))],
     }
-    if text := _first_line(word):
+    if text := _first_line(kind):
         found["description"] = text
     if is_said:
         found["additionalProperties"] = False
     return found
 
 
-def _first_line(word: Any) -> str:
-    text = (word.__doc__ or "").partition("\n")[0]
-    return "" if text.startswith(f"{word.__name__}(") else text
+def _first_line(kind: Any) -> str:
+    text = (kind.__doc__ or "").partition("\n")[0]
+    return "" if text.startswith(f"{kind.__name__}(") else text
 
 
 def _schema(hint: Any, is_said: bool) -> Json:
@@ -342,11 +342,11 @@ _EXAMPLES: Final[Json] = {
 }
 
 
-def example_of(word: Any, *, without: tuple[str, ...] = ()) -> Json:
+def example_of(kind: Any, *, without: tuple[str, ...] = ()) -> Json:
     """An example of a message: typical values for known names, otherwise of the schema's types."""
-    hints = get_type_hints(word)
+    hints = get_type_hints(kind)
     found: Json = {}
-    for each in fields(word):
+    for each in fields(kind):
         if each.name not in without:
             key = _key(each, hints[each.name])
             found[key] = _example(each.name, hints[each.name])

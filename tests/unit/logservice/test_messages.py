@@ -1,4 +1,4 @@
-"""Words refuse what a log could not carry: clients hear of it before they ask, doors as they listen."""
+"""Messages refuse what a log could not carry: clients hear of it before they ask, doors as they listen."""
 
 from dataclasses import FrozenInstanceError, is_dataclass, replace
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from rollbook.api.grpc.protobuf_conversion import pack, unpack
-from rollbook.logservice import messages as words
+from rollbook.logservice import messages
 from rollbook.logservice.ids import AtOffset, Earliest, LogName, Offset
 from rollbook.logservice.messages import (
     HOLDER_CHARACTERS_MAX,
@@ -28,9 +28,9 @@ def test_whatever_users_hold_is_a_value() -> None:
     assert len(set(acks)) == 1
     with pytest.raises(FrozenInstanceError):
         acks[0].entry_id = acks[0].entry_id  # type: ignore[misc]  # It is frozen.
-    kinds: list[Any] = [each for each in vars(words).values() if is_dataclass(each)]
+    kinds: list[Any] = [each for each in vars(messages).values() if is_dataclass(each)]
     changeable = [each for each in kinds if not each.__dataclass_params__.frozen]
-    assert changeable == [words.StreamAppend, words.AppendResult]
+    assert changeable == [messages.StreamAppend, messages.AppendResult]
 
 
 def test_whoever_holds_a_log_fits_into_its_memory() -> None:

@@ -102,9 +102,9 @@ class Site:
         """In place, and complete."""
         self.path.write_text(f"{file_of(principals)}\n# end\n")
 
-    async def ask(self, method: Method, word: Any, who: str | None) -> Any:
+    async def ask(self, method: Method, request: Any, who: str | None) -> Any:
         """One answer, or the first event. Raises what is heard."""
-        data = pack(word).SerializeToString()
+        data = pack(request).SerializeToString()
         metadata = (("authorization", f"Bearer {token_of(who)}"),) if who else ()
         channel = self.channels.to(str(self.grpc.address))
         try:
@@ -169,13 +169,13 @@ EVERY_CALL = [method for method in METHODS if method.kind is not CallKind.APPEND
 async def test_every_method_and_every_principal(there: Site) -> None:
     """G5: gRPC lets through what the rule does, and nothing that is refused comes to the service."""
     for method in EVERY_CALL:
-        word = sample(method.request)
+        request = sample(method.request)
         for who in (None, "expired", "nobody", "elsewhere", "reader", "appender", "admin"):
             there.core.asked.clear()
             principal = there.authenticator._principals.named(who or "")
-            may = principal is not None and who != "expired" and may_ask(principal.grants, word)
+            may = principal is not None and who != "expired" and may_ask(principal.grants, request)
             try:
-                await there.ask(method, word, who)
+                await there.ask(method, request, who)
                 was_let_in = True
             except Unauthorized:
                 was_let_in = False
@@ -430,10 +430,10 @@ async def test_strangers_hold_no_call(there: Site) -> None:
 
 async def test_beyond_its_rate_a_call_is_told_when_to_come_back(there: Site) -> None:
     """G8: one quota for both doors, and one reason."""
-    word = messages.Append(LOG, pack_block([b"z"] * 1000))
-    await there.ask(BY_REQUEST[messages.Append], word, "bounded")
+    request = messages.Append(LOG, pack_block([b"z"] * 1000))
+    await there.ask(BY_REQUEST[messages.Append], request, "bounded")
     with pytest.raises(Throttled) as caught:
-        await there.ask(BY_REQUEST[messages.Append], word, "bounded")
+        await there.ask(BY_REQUEST[messages.Append], request, "bounded")
     assert caught.value.ids["retry_after_ms"] > 100_000
     answer = await there.append_http("bounded")
     assert (answer.status, answer.reason) == (429, "THROTTLED")
@@ -508,7 +508,7 @@ async def test_a_new_stream_waits_off_what_others_took(there: Site) -> None:
         assert event.progress.waits_for == log_pb2.WAITS_FOR_THROTTLE
         assert event.progress.position == 0
         again.cancel()
-    reads = [word for word in there.core.asked if isinstance(word, messages.ReadStream)]
+    reads = [request for request in there.core.asked if isinstance(request, messages.ReadStream)]
     assert len(reads) == 1  # Who waits has nothing in hand.
 
 
@@ -567,11 +567,11 @@ async def test_a_file_that_others_may_write_is_none(
 
 
 async def test_reading_it_anew_makes_no_quota_new(there: Site) -> None:
-    word = messages.Append(LOG, pack_block([b"z"] * 1000))
-    await there.ask(BY_REQUEST[messages.Append], word, "bounded")
+    request = messages.Append(LOG, pack_block([b"z"] * 1000))
+    await there.ask(BY_REQUEST[messages.Append], request, "bounded")
     there.rewrite({**PRINCIPALS, "more": 'read = ["*"]'})
     with pytest.raises(Throttled):
-        await there.ask(BY_REQUEST[messages.Append], word, "bounded")
+        await there.ask(BY_REQUEST[messages.Append], request, "bounded")
 
 
 # --- The audit ----------------------------------------------------------------------------------
@@ -619,7 +619,7 @@ async def test_forwarded_acts_are_logged_under_the_callers_name(there: Site) -> 
     """G9: the owner sees a server's token; the caller is known at the first server."""
 
     class Peers:
-        async def ask(self, word: Any, address: str, due: float) -> Any:
+        async def ask(self, request: Any, address: str, due: float) -> Any:
             return messages.RollLogAnswer(SegmentId(3))
 
     there.rest._routing._peers = Peers()
@@ -836,9 +836,9 @@ async def test_a_certificate_alone_holds_no_call(
         assert await call.code() is codes.INVALID_ARGUMENT
         limits = known.call(address, BY_REQUEST[messages.GetLimits].path)
         assert await limits(b"", timeout=DEADLINE_S)
-        for word in (messages.ReadStream(LOG, Earliest()), messages.WatchTail(LOG)):
-            follow = known.to(address).unary_stream(BY_REQUEST[type(word)].path)
-            events = follow(pack(word).SerializeToString(), timeout=DEADLINE_S)
+        for request in (messages.ReadStream(LOG, Earliest()), messages.WatchTail(LOG)):
+            follow = known.to(address).unary_stream(BY_REQUEST[type(request)].path)
+            events = follow(pack(request).SerializeToString(), timeout=DEADLINE_S)
             assert await events.read()
             events.cancel()
         watch = health_pb2_grpc.HealthStub(known.to(address)).Watch(health_pb2.HealthCheckRequest())

@@ -194,9 +194,9 @@ FLAWS: Final = (
     ),
     _flaw(
         "what is denied is not",
-        test_grants.test_every_word_and_every_right,
+        test_grants.test_every_request_and_every_right,
         (Grants, "may", lambda self, right, log: grants._is_any(getattr(self, right.value), log)),
-        word=sample(messages.Append),
+        message=sample(messages.Append),
     ),
     _flaw(
         "nobody is asked for his rights",

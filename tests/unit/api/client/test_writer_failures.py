@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from rollbook.api.client.producer_batch import Batch, Submission
-from rollbook.logservice import messages as words
+from rollbook.logservice import messages
 from rollbook.logservice.core.record_block import Block
 from rollbook.logservice.ids import OwnerEpoch
 from rollbook.logservice.messages import AppendResult
@@ -241,16 +241,16 @@ async def test_a_refusal_after_a_doubt_is_no_certainty(site: Site) -> None:
     assert mismatch.value.ids["tail"] == 7
 
 
-@pytest.mark.parametrize("mode", list(words.AcquireMode))
+@pytest.mark.parametrize("mode", list(messages.AcquireMode))
 async def test_who_lost_the_answer_is_granted_the_epoch_that_he_has(
-    site: Site, mode: words.AcquireMode
+    site: Site, mode: messages.AcquireMode
 ) -> None:
     """The holder was refused because of itself, waited for itself, or was given another epoch."""
     log = await site.client("a").open("wal", create=True)
     core = site.cores["a"]
-    grants: list[words.WriterGrant] = []
+    grants: list[messages.WriterGrant] = []
 
-    async def grant_unheard(request: words.AcquireWriter, due: float) -> words.WriterGrant:
+    async def grant_unheard(request: messages.AcquireWriter, due: float) -> messages.WriterGrant:
         grants.append(await FakeCore.acquire_writer(core, request, due))
         if len(grants) == 1:
             raise ConnectionLost

@@ -19,8 +19,10 @@ from rollbook.proto.errors import BadConfig
 from tests.unit.api.grpc.samples import sample
 
 LOG = "ns/log"
-WORDS = [sample(method.request) for method in METHODS if method.kind is not CallKind.APPEND_STREAM]
-WORDS.append(messages.Bind(1, LogName("ns", "log"), True))
+REQUESTS = [
+    sample(method.request) for method in METHODS if method.kind is not CallKind.APPEND_STREAM
+]
+REQUESTS.append(messages.Bind(1, LogName("ns", "log"), True))
 
 
 @pytest.mark.parametrize(
@@ -118,10 +120,10 @@ OF_ALL = {
 }
 
 
-@pytest.mark.parametrize("word", WORDS, ids=lambda word: type(word).__name__)
-def test_every_word_and_every_right(word: object) -> None:
+@pytest.mark.parametrize("message", REQUESTS, ids=lambda message: type(message).__name__)
+def test_every_request_and_every_right(message: object) -> None:
     """G5: a principal without rights may do nothing; each right opens what it should, on its log alone."""
-    name = type(word).__name__
+    name = type(message).__name__
     who = {
         "reader": (Grants(read=(LOG,)), OF_READERS | OF_ANYBODY_THERE),
         "appender": (Grants(append=(LOG,)), OF_APPENDERS | OF_ANYBODY_THERE),
@@ -132,10 +134,10 @@ def test_every_word_and_every_right(word: object) -> None:
         "denied": (Grants(("*",), ("*",), ("*",), deny=(LOG,)), set[str]()),
     }
     for grants, opened in who.values():
-        assert may_ask(grants, word) == (name in opened | OF_ALL), grants
-    assert may_ask(EVERYTHING, word)
+        assert may_ask(grants, message) == (name in opened | OF_ALL), grants
+    assert may_ask(EVERYTHING, message)
     known = OF_READERS | OF_APPENDERS | OF_ANYBODY_THERE | OF_ADMINS | OF_OPERATORS | OF_ALL
-    assert name in known, "a new word: say who may ask it"
+    assert name in known, "a new request: say who may ask it"
 
 
 def test_tails_are_watched_only_where_something_is_visible() -> None:
@@ -175,7 +177,7 @@ def test_readers_move_cursors_and_admins_protect_them() -> None:
 
 
 def test_acts() -> None:
-    acts = {type(word).__name__ for word in WORDS if is_act(word)}
+    acts = {type(message).__name__ for message in REQUESTS if is_act(message)}
     assert acts == (OF_ADMINS | {"AcquireWriter", "DrainServer"}) - {"Truncate"}
     plan = messages.Truncate(LogName("ns", "log"), AtOffset(Offset(3)), dry_run=True)
     assert not is_act(plan)
@@ -184,9 +186,9 @@ def test_acts() -> None:
 
 
 def test_refusal_names_each_right_that_would_do() -> None:
-    for word in WORDS:
-        refusal = refusal_of("somebody", word)
-        rights = rights_for(word)
+    for message in REQUESTS:
+        refusal = refusal_of("somebody", message)
+        rights = rights_for(message)
         assert all(right.value in refusal.message for right in rights)
         assert "somebody" in refusal.message
         assert refusal.next_step
