@@ -31,7 +31,7 @@ class CallKind(Enum):
 class Method:
     service: str
     name: str
-    request: Any  # A class of `words`, or a union of them.
+    request: Any  # A class of `logservice.messages`, or a union of them.
     answer: Any
     kind: CallKind
     changes: bool  # Without its response a client does not know whether it was done.
@@ -53,14 +53,14 @@ def late(method: Method) -> QuorumTimeout:
     return error
 
 
-def waits(word: Any) -> bool:
+def waits(request: Any) -> bool:
     """Whether the call may last for any time: it waits for records, or for a release of the log."""
-    match word:
+    match request:
         case messages.Read(wait_ms=wait_ms) | messages.GetTail(wait_ms=wait_ms):
             return wait_ms > 0
         case messages.AcquireWriter(mode=mode):
             return mode is messages.AcquireMode.WAIT
-    return BY_REQUEST[type(word)].kind is CallKind.WATCH
+    return BY_REQUEST[type(request)].kind is CallKind.WATCH
 
 
 def _method(

@@ -97,9 +97,9 @@ class Checkpointer:
     def _settle_doubts(self, file: JournalFile) -> Iterator[bytes]:
         """Ends doubts about entries that were added again."""
         doubts = self._catalog.catalog.doubts
-        for ledger_id in file.memtable.ledgers if doubts else ():
+        for ledger_id in file.index.ledgers if doubts else ():
             if doubts.of(ledger_id):
-                entry_ids = file.memtable.ledgers[ledger_id].sorted_columns().entry_ids
+                entry_ids = file.index.ledgers[ledger_id].sorted_columns().entry_ids
                 for run in doubts.settled_by(ledger_id, entry_ids):
                     yield changes.pack_trust(ledger_id, *run)
 
@@ -111,8 +111,8 @@ class Checkpointer:
             logger.warning("journal_file_not_removed", path=file.path, reason=str(error))
 
     async def _make_log(self, file: JournalFile) -> NewLog | None:
-        entry_bytes = file.memtable.entry_bytes
-        if not any(rows.columns.entry_ids for rows in file.memtable.ledgers.values()):
+        entry_bytes = file.index.entry_bytes
+        if not any(rows.columns.entry_ids for rows in file.index.ledgers.values()):
             return None
         directory, may_link = await self._pick_directory(file.number)
         for each in self._config.ledger_dirs:
@@ -182,7 +182,7 @@ class Checkpointer:
         starts = [position + HEAD_BYTES for position in records.records]
         lost: list[tuple[int, int, int]] = []
         done = 0
-        for ledger_id, rows in file.memtable.by_ledger():
+        for ledger_id, rows in file.index.by_ledger():
             columns = rows.sorted_columns()
             if not columns.entry_ids:
                 continue
@@ -237,6 +237,6 @@ def _cut(run: Columns, bodies: Sequence[bytes], starts: Sequence[int]) -> list[b
 
 
 def _indexed(file: JournalFile) -> Indexed:
-    for ledger_id, rows in file.memtable.by_ledger():
+    for ledger_id, rows in file.index.by_ledger():
         if rows.columns.entry_ids:
             yield ledger_id, rows.sorted_columns(), rows.last_add_confirmed, rows.entry_bytes

@@ -78,8 +78,8 @@ class EntryLog:
         self._pages = cache.bodies
         self._serial = next(cache.serials) << 32
         self._tables: Tables | None = None
-        self._memtable: JournalIndex | None = None  # The index that replaces a damaged footer.
-        # Ranges of entries that may exist although `_memtable` does not have them.
+        self._rebuilt_index: JournalIndex | None = None  # The index that replaces a damaged footer.
+        # Ranges of entries that may exist although `_rebuilt_index` does not have them.
         self._doubts = PossibleLosses()
         self._stretch = b""  # The pages that a walk through all ledgers read last.
         self._stretch_at = 0  # The position of `_stretch`.
@@ -95,7 +95,7 @@ class EntryLog:
     ) -> list[Buffer]:
         """Returns consecutive entries, up to the end of one index page or a damaged record;
         possibly none."""
-        if self._memtable is not None:
+        if self._rebuilt_index is not None:
             return []
         tables = self._tables or await self._load_tables()
         row = tables.page_of(ledger_id, entry_id)
@@ -107,33 +107,33 @@ class EntryLog:
     async def entry_ids(self, ledger_id: int) -> IntArray:
         """Returns the ledger's entry ids, ascending. Raises `TornRecord` if damage may hide more
         entries."""
-        if self._memtable is None:
+        if self._rebuilt_index is None:
             try:
                 return await self._entry_ids_in_footer(ledger_id)
             except TornRecord as error:
                 await self._index_anew(error)
-        assert self._memtable is not None
+        assert self._rebuilt_index is not None
         if self._doubts.everything or self._doubts.of(ledger_id):
             raise TornRecord("an entry log is damaged", log=self.number)
-        rows = self._memtable.ledgers.get(ledger_id)
+        rows = self._rebuilt_index.ledgers.get(ledger_id)
         return rows.sorted_columns().entry_ids if rows else array("q")
 
     async def all_of(self, ledger_id: int) -> tuple[Columns, tuple[LossRange, ...]]:
         """Returns the places of the ledger's entries, ascending, and the ranges that may have
         further entries which cannot be found."""
-        if self._memtable is None:
+        if self._rebuilt_index is None:
             try:
                 return await self._columns_in_footer(ledger_id), ()
             except TornRecord as error:
                 await self._index_anew(error)
-        assert self._memtable is not None
-        rows = self._memtable.ledgers.get(ledger_id) or LedgerRows()
+        assert self._rebuilt_index is not None
+        rows = self._rebuilt_index.ledgers.get(ledger_id) or LedgerRows()
         unknown = self._doubts.of(ledger_id)
         return rows.sorted_columns(), EVERYTHING if self._doubts.everything else unknown
 
     async def load(self) -> None:
         """Finds the places of all records."""
-        if self._tables is None and self._memtable is None:
+        if self._tables is None and self._rebuilt_index is None:
             try:
                 await self._load_tables()
             except TornRecord as error:
@@ -142,7 +142,7 @@ class EntryLog:
     @property
     def has_sound_footer(self) -> bool:
         """Returns whether the part of the footer that was read is sound."""
-        return self._memtable is None
+        return self._rebuilt_index is None
 
     async def _columns_in_footer(self, ledger_id: int) -> Columns:
         tables = self._tables or await self._load_tables()
@@ -154,13 +154,13 @@ class EntryLog:
         return found
 
     async def _find(self, ledger_id: int, entry_id: int) -> EntryLocation | None:
-        if self._memtable is None:
+        if self._rebuilt_index is None:
             try:
                 return await self._find_in_footer(ledger_id, entry_id)
             except TornRecord as error:
                 await self._index_anew(error)
-        assert self._memtable is not None
-        place = self._memtable.find(ledger_id, entry_id)
+        assert self._rebuilt_index is not None
+        place = self._rebuilt_index.find(ledger_id, entry_id)
         if place is None and self._doubts.about(ledger_id, entry_id):
             raise TornRecord("an entry log is damaged", log=self.number)
         return place
@@ -234,7 +234,7 @@ class EntryLog:
             for doubt in replayed.doubts:
                 self._doubts.add(*doubt)
             self.records.records, self.records.end = replayed.records, found.end
-        self._memtable = replayed.memtable
+        self._rebuilt_index = replayed.index
 
 
 class EntryLogs:

@@ -64,7 +64,7 @@ class Reading:
         if ledger is None or ledger.is_deleted:
             return None
         for file in self._files():
-            if place := file.memtable.find(ledger_id, entry_id):
+            if place := file.index.find(ledger_id, entry_id):
                 return file.records.peek(place)
         return None
 
@@ -130,7 +130,7 @@ class Reading:
         moves = self._all_moves
         damage: BaseException | None = None
         for file in self._files():
-            if place := file.memtable.find(ledger_id, entry_id):
+            if place := file.index.find(ledger_id, entry_id):
                 try:
                     return await file.records.read(ledger_id, entry_id, place)
                 except _DAMAGE as error:
@@ -157,7 +157,7 @@ class Reading:
         try:
             self._require_not_deleted(ledger_id)
             for file in self._files():
-                rows = file.memtable.ledgers.get(ledger_id)
+                rows = file.index.ledgers.get(ledger_id)
                 if rows is None:
                     continue
                 places = rows.run_from(entry_id, count_max, bytes_max)
@@ -181,7 +181,7 @@ class Reading:
             raise BookieFailed
         last = max(
             [
-                *(file.memtable.last_entry(ledger_id) for file in self._files()),
+                *(file.index.last_entry(ledger_id) for file in self._files()),
                 *(held.last_entry for held in self._catalog.held(ledger_id)),
             ]
         )
@@ -195,7 +195,7 @@ class Reading:
         self._require_not_deleted(ledger_id)
         found = Ranges()
         for file in self._files():
-            if rows := file.memtable.ledgers.get(ledger_id):
+            if rows := file.index.ledgers.get(ledger_id):
                 await self._add_ranges(found, rows.sorted_columns().entry_ids, ranges_max)
         for held in self._catalog.held(ledger_id):
             try:

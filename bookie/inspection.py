@@ -190,7 +190,7 @@ class StoreFiles:
         facts: dict[int, LedgerFacts] = {}
         async for name, replayed in self.replayed():
             self._learn(replayed, int(name.partition(".")[0]), facts, [each for _, each in files])
-            files.insert(0, (name, replayed.memtable))
+            files.insert(0, (name, replayed.index))
         return LedgerViews(self.catalog, files, facts, facts.__getitem__)
 
     def _learn(
@@ -211,8 +211,8 @@ class StoreFiles:
             facts[control.ledger_id] = control.applied_to(before(control.ledger_id), journal)
             if control.operation is ControlOperation.DROP:
                 self.catalog.drop(control.ledger_id, journal)
-                for memtable in earlier:
-                    memtable.drop(control.ledger_id)
+                for index in earlier:
+                    index.drop(control.ledger_id)
 
     # --- Entry logs ---------------------------------------------------------------------------
 
@@ -358,7 +358,7 @@ class StoreFiles:
         reader = RecordReader(contents, header.file_id)
         found = scan(reader, first_sequence=first_sequence, durable_through=durable_through)
         self._count(path, reader, contents, found, state)
-        entries = replay(reader, found).memtable
+        entries = replay(reader, found).index
         state.entries += sum(len(rows.columns.entry_ids) for rows in entries.ledgers.values())
         return found.next_sequence
 

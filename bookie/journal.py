@@ -5,7 +5,7 @@ One task writes. Requests that arrive during a write gather for the next write (
 commit). The adds of a lone writer do not wait for others: on a quick disk they are written in the
 same step. A file is created, preallocated, synced, and named in the catalog before it gets a
 record, and it ends with an END record before its successor gets a record (B3). When a file ends,
-its memtable ends, too, and both are passed to the checkpoint.
+its index ends, too, and both are passed to the checkpoint.
 
 A failed write or sync leaves the file's contents unknown. The write is never retried: the journal
 is *poisoned*, all waiting requests fail, and the bookie has to stop (B6).
@@ -68,7 +68,7 @@ class JournalFile:
         self.path = path
         self.records = records
         self.packer = packer
-        self.memtable = JournalIndex()
+        self.index = JournalIndex()
         self.shape = JournalShape()
         self.deleted: dict[int, None] = {}  # Ledgers whose deletion is in this file.
         self.doubts: list[EntryRow] = []  # Ranges of entries in this file that rot destroyed.
@@ -415,7 +415,7 @@ class Journal:
     def _fits(self, size: int) -> bool:
         file = self.active
         return file.end + size + 2 * SECTOR <= file.records.header.allocated_bytes and (
-            self.is_full or file.memtable.memory_bytes < self._config.index_bytes_max
+            self.is_full or file.index.memory_bytes < self._config.index_bytes_max
         )
 
     async def fill(self) -> None:

@@ -47,7 +47,7 @@ class LedgerViews:
             ledger_id in self._newer
             or ledger_id in self._catalog.facts
             or any(True for _ in self._catalog.held(ledger_id))
-            or any(ledger_id in memtable.ledgers for _, memtable in self._files)
+            or any(ledger_id in index.ledgers for _, index in self._files)
         )
 
     def summary(self, ledger_id: int) -> View:
@@ -80,8 +80,8 @@ class LedgerViews:
         """Yields the places of a ledger's entries, newest first."""
         if self._facts_of(ledger_id).deleted_ms is not None:
             return
-        for name, memtable in self._files:
-            rows = memtable.ledgers.get(ledger_id)
+        for name, index in self._files:
+            rows = index.ledgers.get(ledger_id)
             if rows and rows.columns.entry_ids:
                 yield {
                     "file": name,
@@ -100,7 +100,7 @@ class LedgerViews:
             }
 
     def _last_add_confirmed(self, ledger_id: int, facts: LedgerFacts) -> int:
-        rows = [memtable.ledgers.get(ledger_id) for _, memtable in self._files]
+        rows = [index.ledgers.get(ledger_id) for _, index in self._files]
         return max(
             facts.lac_of_packet,
             self._catalog.last_add_confirmed(ledger_id),
@@ -119,8 +119,8 @@ class LedgerViews:
         yield from list(self._catalog.facts)
         yield from list(self._catalog.held_ledgers)
         yield from list(self._newer)
-        for _, memtable in self._files:
-            yield from list(memtable.ledgers)
+        for _, index in self._files:
+            yield from list(index.ledgers)
 
 
 def _first_of(rows: LedgerRows) -> int:

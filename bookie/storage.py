@@ -6,7 +6,7 @@ that the entry was never acknowledged here; or `EntryStateUnknown`, if damage or
 open. All entries that can be read are durable, and a fence is acknowledged only when it is durable
 (B4).
 
-    add -> fencing -> journal -> memtable        read <- memtable | entry logs <- cache
+    add -> fencing -> journal -> index              read <- index | entry logs <- cache
                           |                                          ^
                         filled --------- checkpoint -----------------+
 
@@ -230,7 +230,7 @@ class Storage:
         stats, catalog = self.stats, self.catalog
         stats.journal_queue_bytes = lambda: self._journal.queued_bytes
         stats.journal_files_waiting = lambda: len(self._filled)
-        stats.memtable_bytes = lambda: sum(file.memtable.memory_bytes for file in self._files())
+        stats.memtable_bytes = lambda: sum(file.index.memory_bytes for file in self._files())
         stats.cache_hits = lambda: cache.bodies.hits
         stats.cache_misses = lambda: cache.bodies.misses
         stats.cache_bytes = lambda: cache.bodies.bytes
@@ -239,7 +239,7 @@ class Storage:
         )
         stats.entries = lambda: (
             sum(catalog.use_of(number).entries for number in catalog.logs)
-            + sum(file.memtable.entries for file in self._files())
+            + sum(file.index.entries for file in self._files())
         )
         stats.entry_logs = lambda: len(catalog.logs)
         stats.entry_log_bytes = lambda: sum(log.file_bytes for log in catalog.logs.values())
@@ -332,21 +332,19 @@ class Storage:
                 continue
             file.records.on_written(record.position, record.body, write.end)
             file.shape.on_record(len(record.body), record.ledgers)
-            bytes_before = file.memtable.entry_bytes
+            bytes_before = file.index.entry_bytes
             for placed in record.adds:
                 for group, positions, lengths in index_of(placed):
                     lac = group.last_add_confirmed
                     # The ledger is looked up before its LAC rises, because a new LAC is news.
                     ledger = self._ledger(group.ledger_id)
-                    file.memtable.add_group(
-                        group.ledger_id, lac, group.entry_ids, positions, lengths
-                    )
+                    file.index.add_group(group.ledger_id, lac, group.entry_ids, positions, lengths)
                     entries += len(group.entry_ids)
                     if ledger.on_durable_lac(lac) and self.lac_watchers:
                         self._tell_lac_watcher(group.ledger_id)
                     if ledger.facts.ledger_key is None:
                         self._set_facts(ledger, ledger.facts.with_key(group.ledger_key))
-            entry_bytes += file.memtable.entry_bytes - bytes_before
+            entry_bytes += file.index.entry_bytes - bytes_before
         self.stats.on_entries(entries, entry_bytes)
 
     def _on_control(self, control: Control, file: JournalFile) -> None:
@@ -358,7 +356,7 @@ class Storage:
             self._tell_lac_watcher(control.ledger_id)
         if control.operation in (ControlOperation.DELETE, ControlOperation.DROP):
             for each in self._files():
-                each.memtable.drop(control.ledger_id)
+                each.index.drop(control.ledger_id)
         if control.operation is ControlOperation.DELETE:
             file.deleted[control.ledger_id] = None
             self._tell_lac_watcher(control.ledger_id)
@@ -529,7 +527,7 @@ class Storage:
 
     def entry_bytes_of(self, ledger_id: int) -> int:
         """Returns the bytes of the ledger's entries; an entry that is here twice counts twice."""
-        rows = [file.memtable.ledgers.get(ledger_id) for file in self._files()]
+        rows = [file.index.ledgers.get(ledger_id) for file in self._files()]
         held = sum(each.entry_bytes for each in self.catalog.held(ledger_id))
         return held + sum(each.entry_bytes for each in rows if each)
 
@@ -574,12 +572,12 @@ class Storage:
         ledger = Ledger(ledger_id, facts)
         ledger.on_durable_lac(self.catalog.last_add_confirmed(ledger_id))
         for file in self._files():
-            if rows := file.memtable.ledgers.get(ledger_id):
+            if rows := file.index.ledgers.get(ledger_id):
                 ledger.on_durable_lac(rows.last_add_confirmed)
         return ledger
 
     def _has_entries(self, ledger_id: int) -> bool:
-        return any(ledger_id in file.memtable.ledgers for file in self._files()) or any(
+        return any(ledger_id in file.index.ledgers for file in self._files()) or any(
             True for _ in self.catalog.held(ledger_id)
         )
 
@@ -600,7 +598,7 @@ class Storage:
         return self._journal.active.number, self._journal.active.end
 
     def views(self) -> LedgerViews:
-        files = [(file.path.rpartition("/")[2], file.memtable) for file in self._files()]
+        files = [(file.path.rpartition("/")[2], file.index) for file in self._files()]
         return LedgerViews(
             self.catalog, files, self._unsaved, lambda each: self._ledgers[each].facts
         )

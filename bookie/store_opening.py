@@ -401,7 +401,7 @@ class _Boot:
         records = RecordFile(file, header, self._cache)
         records.records, records.end = replayed.records, packer.position
         journal_file = JournalFile(path, records, packer)
-        journal_file.memtable, journal_file.shape = replayed.memtable, replayed.shape
+        journal_file.index, journal_file.shape = replayed.index, replayed.shape
         journal_file.deleted = {
             each.ledger_id: None
             for each in replayed.controls
@@ -426,7 +426,7 @@ class _Boot:
                 self._catalog.catalog.drop(control.ledger_id, journal)
             if is_dropped or self._facts(control.ledger_id).deleted_ms is not None:
                 for earlier in self.found.files:
-                    earlier.memtable.drop(control.ledger_id)
+                    earlier.index.drop(control.ledger_id)
 
     def _facts(self, ledger_id: int) -> LedgerFacts:
         known = self.found.facts.get(ledger_id) or self._catalog.catalog.facts.get(ledger_id)

@@ -27,7 +27,7 @@ class BookieReplacement:
     def __init__(
         self,
         quorum: Quorum,
-        seating: OpenEnsemble,
+        open_ensemble: OpenEnsemble,
         pipeline: AddPipeline,
         metadata_writer: MetadataWriter,
         context: ClientContext,
@@ -36,7 +36,7 @@ class BookieReplacement:
         on_moved: Callable[[Fragment], None],
         on_refused: Callable[[RollbookError], None],
     ) -> None:
-        self._quorum, self._seating, self._pipeline = quorum, seating, pipeline
+        self._quorum, self._open_ensemble, self._pipeline = quorum, open_ensemble, pipeline
         self._metadata_writer = metadata_writer
         self._placement, self._health = context.placement, context.health
         self._bookies, self._clock = context.bookies, context.clock
@@ -61,11 +61,11 @@ class BookieReplacement:
             self._change = self._loop.create_task(self._replace_failed())
 
     def has_successor(self, slot: int) -> bool:
-        """Returns whether a healthy bookie could take this seat now."""
+        """Returns whether a healthy bookie could take this slot now."""
         if self._is_frozen:
             return False
         now_ns = self._clock.monotonic_ns()
-        live, ensemble = self._bookies.live(), self._seating.ensemble
+        live, ensemble = self._bookies.live(), self._open_ensemble.ensemble
         refusing = live.refusing(self._metadata_writer.ledger_id)
         return bool(
             self._placement.pick_replacements(
@@ -90,16 +90,18 @@ class BookieReplacement:
         if self._change is not None:
             return []
         now_ns = self._clock.monotonic_ns()
-        ensemble, is_quarantined = self._seating.ensemble, self._health.is_quarantined
-        return [slot for slot in self._seating.down if not is_quarantined(ensemble[slot], now_ns)]
+        ensemble, is_quarantined = self._open_ensemble.ensemble, self._health.is_quarantined
+        return [
+            slot for slot in self._open_ensemble.down if not is_quarantined(ensemble[slot], now_ns)
+        ]
 
     def ask_resting(self) -> None:
         """Asks bookies in quarantine whether they respond. The writer calls this regularly while a
         slot is down and no healthy bookie is left to replace it."""
         if self._asking is not None or self._is_frozen or self._pipeline.tick % LAGGARD_TICKS:
             return
-        now_ns, ensemble = self._clock.monotonic_ns(), self._seating.ensemble
-        down = [ensemble[slot] for slot in self._seating.down]
+        now_ns, ensemble = self._clock.monotonic_ns(), self._open_ensemble.ensemble
+        down = [ensemble[slot] for slot in self._open_ensemble.down]
         others = [each for each in self._bookies.live().writable if each not in ensemble]
         resting = [b for b in (*others, *down) if self._health.is_quarantined(b, now_ns)]
         if resting:
@@ -132,17 +134,17 @@ class BookieReplacement:
         live = self._bookies.live()
         return self._placement.pick_replacements(
             self._quorum,
-            self._seating.ensemble,
-            self._seating.down,
+            self._open_ensemble.ensemble,
+            self._open_ensemble.down,
             live,
             self._clock.monotonic_ns(),
             excluded=live.refusing(self._metadata_writer.ledger_id),
-            is_urgent=self._seating.is_short,
+            is_urgent=self._open_ensemble.is_short,
         )
 
     async def _move(self, picks: dict[int, BookieId]) -> None:
         """Makes one change. Raises the error that ends the writer."""
-        self._seating.on_leaving(picks)
+        self._open_ensemble.on_leaving(picks)
         for slot in picks:
             self._pipeline.withdraw(slot)
         self._on_moved(await self._metadata_writer.move(picks, self._next_unconfirmed))

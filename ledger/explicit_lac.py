@@ -28,7 +28,7 @@ class ExplicitLac:
     def __init__(
         self,
         pipeline: AddPipeline,
-        seating: OpenEnsemble,
+        open_ensemble: OpenEnsemble,
         bookies: Bookies,
         make_request: Callable[[EntryId], WriteLac],
         may_send: Callable[[], bool],
@@ -37,7 +37,7 @@ class ExplicitLac:
         is_wanted: bool,
         deadline_s: float,
     ) -> None:
-        self._pipeline, self._seating, self._bookies = pipeline, seating, bookies
+        self._pipeline, self._open_ensemble, self._bookies = pipeline, open_ensemble, bookies
         self._make_request, self._may_send = make_request, may_send
         self._ack_quorum = ack_quorum
         self._is_wanted = is_wanted
@@ -84,7 +84,7 @@ class ExplicitLac:
     def _tell(self, lac: EntryId) -> None:
         request, deadline_s = self._make_request(lac), self._deadline_s
         self._reporting, self._heard = lac, 0
-        for bookie in self._seating.ensemble:
+        for bookie in self._open_ensemble.ensemble:
             reply = self._bookies.start(
                 bookie, request, deadline_s=deadline_s, is_high_priority=False
             )

@@ -24,7 +24,7 @@ from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.core.copy_comparison import LedgerVerification
 from rollbook.ledger.core.health import Health
 from rollbook.ledger.core.placement import Placement
-from rollbook.ledger.lost_bookie_watch import SeatWatch
+from rollbook.ledger.lost_bookie_watch import LostBookieWatch
 from rollbook.ledger.quarantine_probe import pardon_those_that_answer
 from rollbook.ledger.reader import LedgerReader
 from rollbook.ledger.recovery import LedgerRecovery
@@ -104,7 +104,9 @@ class Ledgers:
             self.nodes, self.bookies, self._placement, self._health, clock, randomness, config
         )
         self._recovery = LedgerRecovery(self._context)
-        self._seat_watch = SeatWatch(self.live, self._open_writers, self.pardon_bookies, clock)
+        self._lost_bookie_watch = LostBookieWatch(
+            self.live, self._open_writers, self.pardon_bookies, clock
+        )
         self._handles: dict[LedgerWriter | LedgerReader, None] = {}
         self._look_at = _HANDLES_MIN  # The number of handles at which closed ones are dropped.
         self._has_layout = False
@@ -127,7 +129,7 @@ class Ledgers:
 
     async def _close(self) -> None:
         """Closes every part, even if closing another one fails."""
-        endings = [self._seat_watch.close]
+        endings = [self._lost_bookie_watch.close]
         endings += [handle.stop for handle in self._handles if not handle.is_stopped]
         endings += [self.bookies.close, self._watcher.close]
         if self._owns_store:
@@ -439,7 +441,7 @@ class Ledgers:
     def pick_replacement(
         self, quorum: Quorum, ensemble: Ensemble, slot: int, excluded: Collection[BookieId]
     ) -> BookieId | None:
-        """Picks another bookie for one seat of an ensemble, by racks and health. Returns None if
+        """Picks another bookie for one slot of an ensemble, by racks and health. Returns None if
         there is none."""
         now_ns = self._clock.monotonic_ns()
         return self._placement.pick_replacements(
@@ -507,7 +509,7 @@ class Ledgers:
             is_urgent=is_urgent,
         )
         self._handles[writer] = None
-        self._seat_watch.start()
+        self._lost_bookie_watch.start()
         return writer
 
     async def _open(

@@ -1,5 +1,5 @@
-"""Checks once a second whether bookies with seats in this client's open ledgers are lost
-(`core/lost_bookies.py`), and lets the writers replace them, at most 500 seats a second.
+"""Checks once a second whether bookies with slots in this client's open ledgers are lost
+(`core/lost_bookies.py`), and lets the writers replace them, at most 500 slots a second.
 """
 
 import asyncio
@@ -16,10 +16,10 @@ from rollbook.proto.tasks import stop_tasks
 
 _LOOK_S: Final = 1.0
 _STEP_S: Final = 0.1
-_SEATS_PER_STEP: Final = 50  # Each seat costs a metadata write.
+_SLOTS_PER_STEP: Final = 50  # Each slot costs a metadata write.
 
 
-class SeatWatch:
+class LostBookieWatch:
     def __init__(
         self,
         live: Callable[[], LiveBookies],
@@ -27,14 +27,14 @@ class SeatWatch:
         pardon: Callable[[], Awaitable[object]],
         clock: Clock,
     ) -> None:
-        """`pardon` ends the quarantine of bookies that respond, so that they may take seats again."""
+        """`pardon` ends the quarantine of bookies that respond, so that they may take slots again."""
         self._live = live
         self._pardon = pardon
         self._writers = writers
         self._clock = clock
         self._absences = LostMembers()
         self._looked_at: LiveBookies | None = (
-            None  # The registered bookies at the last check in which no seat needed a change.
+            None  # The registered bookies at the last check in which no slot needed a change.
         )
         self._task: asyncio.Task[None] | None = None
 
@@ -76,7 +76,7 @@ class SeatWatch:
                     gone[bookie] = reason
                     continue
                 moved += 1
-                if moved >= _SEATS_PER_STEP:
+                if moved >= _SLOTS_PER_STEP:
                     await asyncio.sleep(_STEP_S)
                     moved = 0
             writer.on_gone(gone)

@@ -27,13 +27,13 @@ class MetadataWriter:
     def __init__(
         self,
         stored: StoredLedger,
-        seating: OpenEnsemble,
+        open_ensemble: OpenEnsemble,
         nodes: LedgerNodes,
         clock: Clock,
         log: structlog.typing.FilteringBoundLogger,
     ) -> None:
         self.stored = stored  # The metadata as it was last written or read.
-        self._seating, self._nodes, self._clock, self._log = seating, nodes, clock, log
+        self._open_ensemble, self._nodes, self._clock, self._log = open_ensemble, nodes, clock, log
         self._loop = asyncio.get_running_loop()
         self._note_looked()
 
@@ -58,7 +58,7 @@ class MetadataWriter:
         """Reads the metadata. Raises `LedgerFenced` unless the ledger is OPEN, with the end that we
         wrote (WR4)."""
         self.stored = await self._read()
-        self._seating.verify(self.stored.metadata)
+        self._open_ensemble.verify(self.stored.metadata)
         self._note_looked()
 
     async def move(
@@ -72,7 +72,7 @@ class MetadataWriter:
         """
         attempts: list[Fragment] = []
         while True:
-            wanted = self._seating.plan(next_unconfirmed(), picks)
+            wanted = self._open_ensemble.plan(next_unconfirmed(), picks)
             attempts.append(wanted)
             metadata = self.stored.metadata
             changed = metadata.with_writer_ensemble(wanted.first_entry, wanted.ensemble)
@@ -87,7 +87,7 @@ class MetadataWriter:
                 self._note_looked()
                 return wanted
             self.stored = await self._read()
-            made = self._seating.find_made(self.stored.metadata, attempts)
+            made = self._open_ensemble.find_made(self.stored.metadata, attempts)
             self._note_looked()
             if made is not None:
                 return made

@@ -71,7 +71,7 @@ def make_recovery_packer(
     )
 
 
-class _Seat:
+class _Member:
     """A slot of the ensemble, and its present bookie."""
 
     def __init__(self, slot: int, bookie: BookieId, now: float) -> None:
@@ -112,10 +112,10 @@ class WriteBacks:
         self._on_news = on_news
         self._loop = asyncio.get_running_loop()
         self._packer = make_recovery_packer(bookies, ledger_key, digest, config)
-        self._seats = [
-            _Seat(slot, bookie, self._loop.time()) for slot, bookie in enumerate(ensemble)
+        self._members = [
+            _Member(slot, bookie, self._loop.time()) for slot, bookie in enumerate(ensemble)
         ]
-        self._of_channel: dict[AddChannel, _Seat] = {}
+        self._of_channel: dict[AddChannel, _Member] = {}
         self._failed: dict[BookieId, None] = {}
         self._enough_since: float | None = None
 
@@ -134,8 +134,8 @@ class WriteBacks:
 
     def open(self) -> None:
         """Connects before there are entries to write back, because connecting takes a moment."""
-        for seat in self._seats:
-            self._open_channel(seat)
+        for member in self._members:
+            self._open_channel(member)
 
     def add(self, entries: list[Entry]) -> None:
         """Sends entries, in order, to all their members at once."""
@@ -145,11 +145,11 @@ class WriteBacks:
             for slot in self._copies.add(entry):
                 frames.setdefault(slot, []).append(frame)
         for slot, parts in frames.items():
-            seat = self._seats[slot]
-            if seat.channel is None:
-                self._open_channel(seat)
-            elif seat.channel.is_open:
-                seat.channel.write(parts, len(parts))
+            member = self._members[slot]
+            if member.channel is None:
+                self._open_channel(member)
+            elif member.channel.is_open:
+                member.channel.write(parts, len(parts))
 
     def look(self) -> float:
         """Gives up members that have not answered for too long. Returns the time until the next
@@ -160,52 +160,52 @@ class WriteBacks:
         elif self._enough_since is None:
             self._enough_since = now
         next_look_s = self._deadline_s
-        for seat in self._seats:
-            if not self._copies.owes(seat.slot):
-                seat.progress_at = now
+        for member in self._members:
+            if not self._copies.owes(member.slot):
+                member.progress_at = now
                 continue
-            due = seat.progress_at + self._deadline_s
+            due = member.progress_at + self._deadline_s
             if self._enough_since is not None:
-                due = min(due, max(seat.progress_at, self._enough_since) + self._patience_s)
+                due = min(due, max(member.progress_at, self._enough_since) + self._patience_s)
             if now >= due:
-                if seat.channel is not None:
-                    seat.channel.complain(now - seat.progress_at)
-                self._give_up(seat, QuorumTimeout.code.reason)
+                if member.channel is not None:
+                    member.channel.complain(now - member.progress_at)
+                self._give_up(member, QuorumTimeout.code.reason)
             else:
                 next_look_s = min(next_look_s, due - now)
         return next_look_s
 
     def close(self) -> None:
-        for seat in self._seats:
-            self._close_channel(seat)
+        for member in self._members:
+            self._close_channel(member)
 
     # --- Called by channels -------------------------------------------------------------------
 
     def on_channel_open(self, channel: AddChannel) -> None:
-        seat = self._of_channel[channel]
-        seat.losses = 0
-        self._send_owed(seat)
+        member = self._of_channel[channel]
+        member.losses = 0
+        self._send_owed(member)
 
     def on_channel_lost(self, channel: AddChannel, error: RollbookError) -> None:
-        seat = self._of_channel[channel]
-        seat.losses += 1
-        if seat.losses >= _LOSSES_MAX and self._copies.owes(seat.slot):
-            self._give_up(seat, error.code.reason)
+        member = self._of_channel[channel]
+        member.losses += 1
+        if member.losses >= _LOSSES_MAX and self._copies.owes(member.slot):
+            self._give_up(member, error.code.reason)
             self._on_news()
 
     def on_add_replies(self, channel: AddChannel, replies: AddReplies) -> None:
-        seat = self._of_channel[channel]
+        member = self._of_channel[channel]
         if replies.error is None:
-            seat.progress_at = self._loop.time()
-            self._copies.on_acks(seat.slot, seat.bookie, replies.entry_ids)
+            member.progress_at = self._loop.time()
+            self._copies.on_acks(member.slot, member.bookie, replies.entry_ids)
         elif issubclass(replies.error, Overloaded | Throttled):
-            seat.refused.update(dict.fromkeys(replies.entry_ids))
-            if seat.busy_timer is None:
-                seat.busy_timer = self._loop.call_later(_BUSY_PAUSE_S, self._send_refused, seat)
+            member.refused.update(dict.fromkeys(replies.entry_ids))
+            if member.busy_timer is None:
+                member.busy_timer = self._loop.call_later(_BUSY_PAUSE_S, self._send_refused, member)
         elif issubclass(replies.error, Unauthorized):
             self.error = replies.error("recovery adds are refused", ledger_id=self._ledger_id)
         else:
-            self._give_up(seat, replies.error.code.reason)
+            self._give_up(member, replies.error.code.reason)
         self._on_news()
 
     # ------------------------------------------------------------------------------------------
@@ -215,46 +215,46 @@ class WriteBacks:
             entry.entry_id, self._last_add_confirmed, entry.ledger_length, entry.payload
         )
 
-    def _send_owed(self, seat: _Seat) -> None:
-        seat.refused.clear()
-        self._send(seat, self._copies.unacked(seat.slot))
+    def _send_owed(self, member: _Member) -> None:
+        member.refused.clear()
+        self._send(member, self._copies.unacked(member.slot))
 
-    def _send_refused(self, seat: _Seat) -> None:
-        seat.busy_timer = None
-        refused, seat.refused = seat.refused, {}
-        owed = self._copies.unacked(seat.slot)
-        self._send(seat, [entry for entry in owed if entry.entry_id in refused])
+    def _send_refused(self, member: _Member) -> None:
+        member.busy_timer = None
+        refused, member.refused = member.refused, {}
+        owed = self._copies.unacked(member.slot)
+        self._send(member, [entry for entry in owed if entry.entry_id in refused])
 
-    def _send(self, seat: _Seat, entries: list[Entry]) -> None:
-        if entries and seat.channel is not None and seat.channel.is_open:
-            seat.channel.write([self._pack(entry) for entry in entries], len(entries))
+    def _send(self, member: _Member, entries: list[Entry]) -> None:
+        if entries and member.channel is not None and member.channel.is_open:
+            member.channel.write([self._pack(entry) for entry in entries], len(entries))
 
-    def _give_up(self, seat: _Seat, reason: str) -> None:
+    def _give_up(self, member: _Member, reason: str) -> None:
         """Replaces the slot's bookie, if there is another one for the slot."""
-        if not self._copies.owes(seat.slot):
+        if not self._copies.owes(member.slot):
             return
-        self._failed[seat.bookie] = None
-        self._close_channel(seat)
+        self._failed[member.bookie] = None
+        self._close_channel(member)
         now_ns = self._clock.monotonic_ns()
         picked = self._placement.pick_replacements(
             self._quorum,
             self._copies.ensemble,
-            [seat.slot],
+            [member.slot],
             self._bookies.live(),
             now_ns,
             excluded=[*self._failed, *self._copies.holders()],
             is_urgent=True,
         )
-        replacement = picked.get(seat.slot)
+        replacement = picked.get(member.slot)
         logger.warning(
             "recovery_bookie_given_up",
             ledger_id=self._ledger_id,
-            bookie=seat.bookie,
+            bookie=member.bookie,
             reason=reason,
             replacement=replacement,
         )
         if replacement is None:
-            self._copies.abandon(seat.slot)
+            self._copies.abandon(member.slot)
             if self._copies.is_hopeless:
                 self.error = NotEnoughBookies(
                     "too few bookies are left for the recovered entries",
@@ -262,24 +262,24 @@ class WriteBacks:
                     failed=", ".join(self._failed),
                 )
             return
-        self._copies.replace(seat.slot, replacement)
-        seat.bookie = replacement
-        seat.losses = 0
-        seat.progress_at = self._loop.time()
-        self._open_channel(seat)
+        self._copies.replace(member.slot, replacement)
+        member.bookie = replacement
+        member.losses = 0
+        member.progress_at = self._loop.time()
+        self._open_channel(member)
 
-    def _open_channel(self, seat: _Seat) -> None:
-        seat.progress_at = self._loop.time()
-        seat.channel = self._bookies.add_channel(
-            seat.bookie, self._ledger_id, self, is_high_priority=True
+    def _open_channel(self, member: _Member) -> None:
+        member.progress_at = self._loop.time()
+        member.channel = self._bookies.add_channel(
+            member.bookie, self._ledger_id, self, is_high_priority=True
         )
-        self._of_channel[seat.channel] = seat
+        self._of_channel[member.channel] = member
 
-    def _close_channel(self, seat: _Seat) -> None:
-        if seat.busy_timer is not None:
-            seat.busy_timer.cancel()
-            seat.busy_timer = None
-        if seat.channel is not None:
-            seat.channel.close()
-            del self._of_channel[seat.channel]
-            seat.channel = None
+    def _close_channel(self, member: _Member) -> None:
+        if member.busy_timer is not None:
+            member.busy_timer.cancel()
+            member.busy_timer = None
+        if member.channel is not None:
+            member.channel.close()
+            del self._of_channel[member.channel]
+            member.channel = None

@@ -94,9 +94,9 @@ class LedgerWriter:
             config.writer_window_bytes,
             config.writer_window_entries,
         )
-        self._seating = OpenEnsemble(metadata.quorum, metadata.fragments[-1])
+        self._open_ensemble = OpenEnsemble(metadata.quorum, metadata.fragments[-1])
         self._metadata_writer = MetadataWriter(
-            stored, self._seating, context.nodes, clock, self._log
+            stored, self._open_ensemble, context.nodes, clock, self._log
         )
         self._tick_s = bookies.tick_s
         self._stand_ins = self._make_replacement(context)
@@ -120,14 +120,14 @@ class LedgerWriter:
         self._reading_back: asyncio.Task[None] | None = None
         self._slots: dict[AddChannel, int] = {}
         self._channels: list[AddChannel] = []
-        for slot, bookie in enumerate(self._seating.ensemble):
+        for slot, bookie in enumerate(self._open_ensemble.ensemble):
             self._channels.append(self._open_channel(slot, bookie))
         self._tell_racks()
 
     def _make_replacement(self, context: ClientContext) -> BookieReplacement:
         return BookieReplacement(
             self._quorum,
-            self._seating,
+            self._open_ensemble,
             self._pipeline,
             self._metadata_writer,
             context,
@@ -139,7 +139,7 @@ class LedgerWriter:
     def _make_explicit_lac(self) -> ExplicitLac:
         return ExplicitLac(
             self._pipeline,
-            self._seating,
+            self._open_ensemble,
             self._bookies,
             self._make_write_lac,
             self._verify_when_stale,
@@ -175,7 +175,7 @@ class LedgerWriter:
     @property
     def vacant_seats(self) -> Mapping[BookieId, str]:
         """Members of the ensemble that are not expected to get a copy of the next entry, and why (WR12)."""
-        return self._seating.vacant
+        return self._open_ensemble.vacant
 
     @property
     def kept_bytes(self) -> int:
@@ -227,7 +227,7 @@ class LedgerWriter:
         self._on_lac, self._on_stopped = on_confirmed, on_stopped
 
     def watch_seats(self, on_vacant: Callable[[], None]) -> None:
-        """Calls `on_vacant` when a seat has become vacant; another bookie may take the seat again
+        """Calls `on_vacant` when a slot has become vacant; another bookie may take the slot again
         at once. Like the callbacks of `watch`, `on_vacant` may not raise or use this writer."""
         self._on_vacant = on_vacant
 
@@ -365,21 +365,21 @@ class LedgerWriter:
         return WriteLac(self.ledger_id, lac, self._key, self._digest.pack_lac(lac))
 
     def leave(self, reason: RollbookError, bookie: BookieId) -> bool:
-        """Begins to replace a bookie that has no outstanding adds, if another one can take its seat
+        """Begins to replace a bookie that has no outstanding adds, if another one can take its slot
         (WR11). Returns whether it began."""
-        if self._is_closing or self._is_over or bookie not in self._seating.ensemble:
+        if self._is_closing or self._is_over or bookie not in self._open_ensemble.ensemble:
             return False
-        slot = self._seating.ensemble.index(bookie)
-        is_down = slot in self._seating.down
+        slot = self._open_ensemble.ensemble.index(bookie)
+        is_down = slot in self._open_ensemble.down
         if is_down or not self._stand_ins.has_successor(slot):
             return False
-        self._seating.on_failure(slot, reason)
+        self._open_ensemble.on_failure(slot, reason)
         self._on_down(slot)
         return True
 
     def on_gone(self, gone: dict[BookieId, str]) -> None:
         """Stores which members `leave` could not replace, and why."""
-        if self._seating.on_gone(gone) and gone and not self._is_over:
+        if self._open_ensemble.on_gone(gone) and gone and not self._is_over:
             self._on_vacant()
 
     # --- Called by channels -------------------------------------------------------------------
@@ -392,8 +392,8 @@ class LedgerWriter:
         if replies.error is not None:
             self._on_refused(slot, replies.error, replies.entry_ids)
             return
-        if self._seating.awaits_answer:
-            self._seating.on_answer(slot)
+        if self._open_ensemble.awaits_answer:
+            self._open_ensemble.on_answer(slot)
         if pipeline.on_acks(slot, replies.entry_ids):
             self._on_confirmed()
         if pipeline.release() and self._wants_room:
@@ -405,7 +405,7 @@ class LedgerWriter:
         slot = self._slots.get(channel)
         if slot is None:
             return
-        if self._seating.on_open(slot):
+        if self._open_ensemble.on_open(slot):
             self._sit_again(slot)
         self._pipeline.restart(slot)
         self._send(slot)
@@ -413,7 +413,7 @@ class LedgerWriter:
     def on_channel_lost(self, channel: AddChannel, error: RollbookError) -> None:
         slot = self._slots.get(channel)
         is_missed = slot is not None and self._pipeline.owes(slot)
-        if slot is not None and is_missed and self._seating.on_lost(slot, error):
+        if slot is not None and is_missed and self._open_ensemble.on_lost(slot, error):
             self._on_down(slot)
 
     # --- Sending ------------------------------------------------------------------------------
@@ -467,7 +467,7 @@ class LedgerWriter:
     def _on_refused(
         self, slot: int, refusal: type[RollbookError], entry_ids: Sequence[EntryId]
     ) -> None:
-        bookie = self._seating.ensemble[slot]
+        bookie = self._open_ensemble.ensemble[slot]
         error = refusal("it refuses adds", ledger_id=self.ledger_id, bookie=bookie)
         match judge(refusal):
             case RefusalAction.RETRY:
@@ -476,10 +476,10 @@ class LedgerWriter:
             case RefusalAction.STOP:
                 self._stop(error)
             case RefusalAction.REPLACE:
-                if self._seating.on_refusal(slot, error):
+                if self._open_ensemble.on_refusal(slot, error):
                     self._on_failed_down(slot)
             case RefusalAction.RELIEVE:
-                if self._seating.on_refusal(slot, error):
+                if self._open_ensemble.on_refusal(slot, error):
                     self._on_down(slot)
 
     def _pause(self, slot: int) -> None:
@@ -548,17 +548,19 @@ class LedgerWriter:
             return
         pipeline = self._pipeline
         for slot in pipeline.on_tick():
-            timeout = BookieTimeout(bookie=self._seating.ensemble[slot], ledger_id=self.ledger_id)
+            timeout = BookieTimeout(
+                bookie=self._open_ensemble.ensemble[slot], ledger_id=self.ledger_id
+            )
             self._channels[slot].complain(self._config.add_deadline_s)
             self._on_failure(slot, timeout)
         if self._wants_room:
             self._offer_room()
-        is_down = bool(self._seating.down)
+        is_down = bool(self._open_ensemble.down)
         if pipeline.has_all_replies and not is_down:
             return
         is_changing = self._stand_ins.is_changing
-        if error := pipeline.find_hopeless(self._seating.standing, is_changing=is_changing):
-            self._stop(self._seating.explain(error))
+        if error := pipeline.find_hopeless(self._open_ensemble.standing, is_changing=is_changing):
+            self._stop(self._open_ensemble.explain(error))
             return
         if is_down:
             self._seek_remedy()
@@ -579,18 +581,18 @@ class LedgerWriter:
         return channel
 
     def _on_failure(self, slot: int, error: RollbookError) -> None:
-        if self._seating.on_failure(slot, error):
+        if self._open_ensemble.on_failure(slot, error):
             self._on_failed_down(slot)
 
     def _on_failed_down(self, slot: int) -> None:
-        self._health.on_failure(self._seating.ensemble[slot], self._clock.monotonic_ns())
+        self._health.on_failure(self._open_ensemble.ensemble[slot], self._clock.monotonic_ns())
         self._on_down(slot)
 
     def _on_down(self, slot: int) -> None:
         self._log.warning(
             "ledger_bookie_failed",
-            bookie=self._seating.ensemble[slot],
-            reason=self._seating.error_of(slot).code.reason,
+            bookie=self._open_ensemble.ensemble[slot],
+            reason=self._open_ensemble.error_of(slot).code.reason,
         )
         self._pipeline.suspend(slot)
         self._stand_ins.start()
@@ -601,30 +603,30 @@ class LedgerWriter:
         """Brings slots back that are down, or finds successors for them."""
         for slot in self._stand_ins.find_rested():
             if self._channels[slot].is_open:
-                self._seating.on_rested(slot)
+                self._open_ensemble.on_rested(slot)
                 self._sit_again(slot)
                 self._send(slot)
-        if self._seating.down:
+        if self._open_ensemble.down:
             self._stand_ins.ask_resting()
             self._stand_ins.start()
 
     def _sit_again(self, slot: int) -> None:
         start, end = self._pipeline.resume(slot)
-        self._log.info("ledger_bookie_back", bookie=self._seating.ensemble[slot])
+        self._log.info("ledger_bookie_back", bookie=self._open_ensemble.ensemble[slot])
         self._tell_gap(slot, start, end)
 
     def _tell_gap(self, slot: int, start: EntryId, end: EntryId) -> None:
         if start < end:
             self._log.warning(
                 "ledger_copies_lacking",
-                bookie=self._seating.ensemble[slot],
+                bookie=self._open_ensemble.ensemble[slot],
                 first_entry=start,
                 last_entry=end - 1,
             )
 
     def _on_moved(self, tail: Fragment) -> None:
-        old = self._seating.ensemble
-        for slot in self._seating.on_moved(tail):
+        old = self._open_ensemble.ensemble
+        for slot in self._open_ensemble.on_moved(tail):
             self._drop_channel(slot)
             start, end = self._pipeline.admit(slot, tail.first_entry)
             self._tell_gap(slot, start, end)
@@ -640,8 +642,8 @@ class LedgerWriter:
             self._offer_room()
 
     def _tell_racks(self) -> None:
-        if self._placement.lacks_racks(self._quorum, self._seating.ensemble):
-            self._log.warning("ledger_racks_lacking", ensemble=self._seating.ensemble)
+        if self._placement.lacks_racks(self._quorum, self._open_ensemble.ensemble):
+            self._log.warning("ledger_racks_lacking", ensemble=self._open_ensemble.ensemble)
 
     def _drop_channel(self, slot: int) -> None:
         channel = self._channels[slot]

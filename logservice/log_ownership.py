@@ -225,7 +225,7 @@ class LogServer:
     @property
     def logs_degraded(self) -> int:
         """The number of owned logs that write a segment to fewer bookies than they want (LS13, LS16)."""
-        return sum(owner.lacking_seats > 0 for owner in self._owners.values())
+        return sum(owner.lacking_slots > 0 for owner in self._owners.values())
 
     @property
     def logs_unopened(self) -> int:

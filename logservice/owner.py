@@ -266,14 +266,14 @@ class Owner:
         return self._segment_roll.degraded_to
 
     @property
-    def vacant_seats(self) -> Mapping[BookieId, str]:
+    def vacant_slots(self) -> Mapping[BookieId, str]:
         """The bookies of the present segment that are not expected to get its next entry, and why."""
-        return self._segment_roll.vacant_seats
+        return self._segment_roll.vacant_slots
 
     @property
-    def lacking_seats(self) -> int:
+    def lacking_slots(self) -> int:
         """How many bookies are missing for the next entry, compared with what the log wants."""
-        return self._segment_roll.lacking_seats
+        return self._segment_roll.lacking_slots
 
     @property
     def tail_cache(self) -> TailCache:

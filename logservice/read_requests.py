@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Final, TypeVar
 
-from rollbook.logservice import messages as words
+from rollbook.logservice import messages
 from rollbook.logservice.core.log_end_source import (
     TailWatch,
     unowned_end,
@@ -93,7 +93,7 @@ class LogReads:
         stats.readers = lambda: len(self._readers)
         stats.reader_lags = self._reader_lags
 
-    async def read(self, request: words.Read, due: float) -> words.ReadAnswer:
+    async def read(self, request: messages.Read, due: float) -> messages.ReadAnswer:
         if request.records_max < 1 or request.bytes_max < 1:
             raise InvalidRequest("records_max and bytes_max have to be at least 1")
         start, uid = await self._start_of(request, due)
@@ -117,7 +117,7 @@ class LogReads:
         await self.require_life(request.log, tail.uid, uid)
         if doubt is not None and not found.blocks:
             raise doubt  # Without a certain tail, "no records" could be wrong (RL6).
-        return words.ReadAnswer(
+        return messages.ReadAnswer(
             found.blocks,
             found.base_offset,
             found.next_offset,
@@ -128,7 +128,7 @@ class LogReads:
             uid=uid,
         )
 
-    async def read_stream(self, request: words.ReadStream) -> AsyncIterator[ReadEvent]:
+    async def read_stream(self, request: messages.ReadStream) -> AsyncIterator[ReadEvent]:
         due = self._loop.time() + request.heartbeat_ms / 1000
         start, uid = await self._start_of(request, due)
         until = Until(request.until_offset, request.until_timestamp_us)
@@ -165,7 +165,7 @@ class LogReads:
             yield Stopped(position)
 
     async def _stop_at(
-        self, request: words.ReadStream, uid: str, due: float
+        self, request: messages.ReadStream, uid: str, due: float
     ) -> tuple[Offset, Offset]:
         """The log's head, and the tail at which the read stops."""
         if request.at_tail is AtTail.STOP_AT_BARRIER:
@@ -176,7 +176,7 @@ class LogReads:
             tail = await in_time(due, owner.barrier())
             return owner.head, tail
         if request.at_tail is AtTail.STOP_AT_READ_BARRIER:
-            asked = words.GetTail(request.log, Consistency.READ_BARRIER, uid)
+            asked = messages.GetTail(request.log, Consistency.READ_BARRIER, uid)
             known = await self._read_barrier(asked, due)
             return known.head, known.tail
         known, doubt = await self._ends.look_for_tail(request.log)
@@ -186,7 +186,7 @@ class LogReads:
         return known.head, known.tail
 
     async def _start_of(
-        self, request: words.Read | words.ReadStream, due: float
+        self, request: messages.Read | messages.ReadStream, due: float
     ) -> tuple[Offset, str]:
         """Return the first offset to read, and the uid of its log, since the log may be replaced before the
         first record is read.
@@ -207,7 +207,7 @@ class LogReads:
     @asynccontextmanager
     async def _reader(
         self,
-        request: words.Read | words.ReadStream,
+        request: messages.Read | messages.ReadStream,
         start: Offset,
         uid: str,
         heartbeat_s: float | None = None,
@@ -260,7 +260,7 @@ class LogReads:
 
     # --- Tail and positions -----------------------------------------------------------------
 
-    async def get_tail(self, request: words.GetTail, due: float) -> LogTail:
+    async def get_tail(self, request: messages.GetTail, due: float) -> LogTail:
         if request.consistency is Consistency.CACHED:
             tail = await self._ends.tail_of(request.log)
             await self.require_life(request.log, tail.uid, request.uid)
@@ -281,7 +281,7 @@ class LogReads:
             return self._ends.tail_at(owner)
         return await self._ends.dated(request.log, self._ends.tail_at(owner), due)
 
-    async def _read_barrier(self, request: words.GetTail, due: float) -> LogTail:
+    async def _read_barrier(self, request: messages.GetTail, due: float) -> LogTail:
         """Find a tail that covers every append acknowledged before this call, without a write (LS14). If the
         log has no owner and its last segment is closed, the list has that tail; otherwise the owner reports it.
         """
@@ -293,7 +293,7 @@ class LogReads:
         await in_time(due, owner.read_barrier())
         return self._ends.tail_at(owner)
 
-    async def watch_tail(self, request: words.WatchTail) -> AsyncIterator[LogTail]:
+    async def watch_tail(self, request: messages.WatchTail) -> AsyncIterator[LogTail]:
         """Yield the tail, and then each change of it. The time of the last record follows when it is found.
         If nothing changes, or a look-up takes long, yield the last tail again with each heartbeat.
         """
@@ -331,24 +331,24 @@ class LogReads:
     async def _date(self, log: LogName, tail: LogTail, watch: TailWatch) -> None:
         watch.on_looked(await self._ends.dated(log, tail), self._loop.time())
 
-    async def watch_tails(self, request: words.WatchTails) -> AsyncIterator[words.Tails]:
+    async def watch_tails(self, request: messages.WatchTails) -> AsyncIterator[messages.Tails]:
         if self._tails.watchers >= self._server.config.readers_max:
             raise Overloaded(
                 "too many clients watch tails at this server",
                 retry_after_ms=1000,
             )
-        async with aclosing(self._tails.watch(request)) as messages:
-            async for message in messages:
+        async with aclosing(self._tails.watch(request)) as watched:
+            async for message in watched:
                 yield message
 
-    async def find_offset(self, request: words.FindOffset, due: float) -> words.FoundOffset:
+    async def find_offset(self, request: messages.FindOffset, due: float) -> messages.FoundOffset:
         tail = await self._ends.tail_of(request.log)
         await self.require_life(request.log, tail.uid, request.uid)
         offset = await self.resolve(request.log, request.position, tail, due)
         # A requested offset, or the offset of a cursor, may be beyond the tail.
         if isinstance(request.position, AtOffset | AtCursor):
             tail = await self._ends.tail_from(request.log, offset, tail, due)
-        return words.FoundOffset(offset, tail.head, max(tail.tail, offset), tail.uid)
+        return messages.FoundOffset(offset, tail.head, max(tail.tail, offset), tail.uid)
 
     async def resolve(self, log: LogName, position: Position, tail: LogTail, due: float) -> Offset:
         match position:

@@ -71,7 +71,7 @@ class SegmentRoll:
     # --- Rolling ------------------------------------------------------------------------------
 
     def watch(self) -> None:
-        """Watch the written segment: its age, so that even an idle segment ends, and its vacant seats."""
+        """Watch the written segment: its age, so that even an idle segment ends, and its vacant slots."""
         self._stop_age_timer()
         writing = self._append_path.writing
         if writing is not None and self._append_path.failure is None:
@@ -80,7 +80,7 @@ class SegmentRoll:
             wait_s = max(writing.oldest_s - self._loop.time(), _ROLL_AGAIN_S)
             self._age_timer = self._loop.call_later(wait_s, self._on_old)
             writing.writer.watch_seats(self._on_vacant)
-            if self.lacking_seats:
+            if self.lacking_slots:
                 self._on_vacant()
 
     @property
@@ -92,17 +92,17 @@ class SegmentRoll:
         return listed[-1].degraded_to
 
     @property
-    def vacant_seats(self) -> Mapping[BookieId, str]:
+    def vacant_slots(self) -> Mapping[BookieId, str]:
         """Bookies of the written segment that are not expected to get its next entry, and why (LS16)."""
         writing = self._append_path.writing
         return {} if writing is None else writing.writer.vacant_seats
 
     @property
-    def lacking_seats(self) -> int:
+    def lacking_slots(self) -> int:
         """How many of the bookies that the log wants will not get the written segment's next entry."""
         bookies = self.degraded_to
         missing = self._list_store.list.config.quorum.ensemble - bookies if bookies else 0
-        return max(0, missing) + len(self.vacant_seats)
+        return max(0, missing) + len(self.vacant_slots)
 
     def _on_vacant(self) -> None:
         is_watched = self._widening is not None and not self._widening.done()
@@ -136,7 +136,7 @@ class SegmentRoll:
     def _better_segment(self) -> BetterSegment | None:
         """The segment to begin now, if enough bookies take new ledgers."""
         reason = self._to_more.reason_to_roll(
-            self._loop.time(), is_made_short=self.degraded_to > 0, vacant=len(self.vacant_seats)
+            self._loop.time(), is_made_short=self.degraded_to > 0, vacant=len(self.vacant_slots)
         )
         config, writing = self._list_store.list.config, self._append_path.writing
         if reason is None or writing is None:  # There is no segment to replace.

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from typing import Final
 
-from rollbook.logservice import messages as words
+from rollbook.logservice import messages
 from rollbook.logservice.append_stream import ServerAppendStream
 from rollbook.logservice.core.config_etag import check_etag, etag_of
 from rollbook.logservice.core.failed_takeovers import FailedOpening
@@ -80,8 +80,8 @@ _LOST_LOOK_S: Final = 0.5
 _NAMES_MAX: Final = 10_000
 _CURSORS_IN_PAGE: Final = 1000  # A page of cursors of up to 4 KiB each fits into a gRPC message.
 _READS_MAX: Final = 64  # The most reads that run concurrently.
-_DRAINING: Final = words.ServerState.DRAINING
-_SERVING: Final = words.ServerState.SERVING
+_DRAINING: Final = messages.ServerState.DRAINING
+_SERVING: Final = messages.ServerState.SERVING
 
 
 class LogService:
@@ -119,7 +119,7 @@ class LogService:
 
     # --- Appending --------------------------------------------------------------------------
 
-    async def append(self, request: words.Append, due: float) -> words.AppendAck:
+    async def append(self, request: messages.Append, due: float) -> messages.AppendAck:
         laps = AppendLaps(self._loop.time())
         try:
             owner = await self.server.owner_of(request.log, due, uid=request.uid)
@@ -137,60 +137,62 @@ class LogService:
     def open_append_stream(self) -> ServerAppendStream:
         return ServerAppendStream(self.server, self.server.config.stream_bytes_max, self.stats)
 
-    async def seal(self, request: words.Seal, due: float) -> words.SealAnswer:
+    async def seal(self, request: messages.Seal, due: float) -> messages.SealAnswer:
         owner = await self.server.owner_of(request.log, due, uid=request.uid)
         info: BlockInfo | None = None
         if request.block is not None:
             info = check_block(request.block, owner.limits)
-        return words.SealAnswer(
+        return messages.SealAnswer(
             await in_time(due, owner.seal(request.block, info, request.condition))
         )
 
-    async def acquire_writer(self, request: words.AcquireWriter, due: float) -> words.WriterGrant:
+    async def acquire_writer(
+        self, request: messages.AcquireWriter, due: float
+    ) -> messages.WriterGrant:
         owner = await self.server.owner_of(request.log, due, uid=request.uid)
         return await in_time(
             due,
             owner.acquire_writer(request.holder, request.mode, request.ttl_ms, request.attempt),
         )
 
-    async def renew_writer(self, request: words.RenewWriter, due: float) -> words.WriterGrant:
+    async def renew_writer(self, request: messages.RenewWriter, due: float) -> messages.WriterGrant:
         owner = await self.server.owner_of(request.log, due, uid=request.uid)
         return await in_time(due, owner.renew_writer(request.writer_epoch))
 
-    async def release_writer(self, request: words.ReleaseWriter, due: float) -> words.Done:
+    async def release_writer(self, request: messages.ReleaseWriter, due: float) -> messages.Done:
         owner = await self.server.owner_of(request.log, due, uid=request.uid)
         await in_time(due, owner.release_writer(request.writer_epoch))
-        return words.Done()
+        return messages.Done()
 
     async def begin_producer(
-        self, request: words.BeginProducer, due: float
-    ) -> words.ProducerProgress:
+        self, request: messages.BeginProducer, due: float
+    ) -> messages.ProducerProgress:
         owner = await self.server.owner_of(request.log, due, uid=request.uid)
         return await in_time(due, owner.begin_producer(request.producer))
 
     # --- Reading ----------------------------------------------------------------------------
 
-    async def read(self, request: words.Read, due: float) -> words.ReadAnswer:
+    async def read(self, request: messages.Read, due: float) -> messages.ReadAnswer:
         return await self._reads.read(request, due)
 
-    def read_stream(self, request: words.ReadStream) -> AsyncIterator[ReadEvent]:
+    def read_stream(self, request: messages.ReadStream) -> AsyncIterator[ReadEvent]:
         return self._reads.read_stream(request)
 
-    async def get_tail(self, request: words.GetTail, due: float) -> LogTail:
+    async def get_tail(self, request: messages.GetTail, due: float) -> LogTail:
         return await self._reads.get_tail(request, due)
 
-    def watch_tail(self, request: words.WatchTail) -> AsyncIterator[LogTail]:
+    def watch_tail(self, request: messages.WatchTail) -> AsyncIterator[LogTail]:
         return self._reads.watch_tail(request)
 
-    def watch_tails(self, request: words.WatchTails) -> AsyncIterator[words.Tails]:
+    def watch_tails(self, request: messages.WatchTails) -> AsyncIterator[messages.Tails]:
         return self._reads.watch_tails(request)
 
-    async def find_offset(self, request: words.FindOffset, due: float) -> words.FoundOffset:
+    async def find_offset(self, request: messages.FindOffset, due: float) -> messages.FoundOffset:
         return await self._reads.find_offset(request, due)
 
     # --- Truncation -------------------------------------------------------------------------
 
-    async def truncate(self, request: words.Truncate, due: float) -> words.TruncateAnswer:
+    async def truncate(self, request: messages.Truncate, due: float) -> messages.TruncateAnswer:
         """Truncate at the log's owner. While bookies are full, the log may have no owner, and opening it may
         fail: then truncate its closed segments without an owner.
         """
@@ -229,7 +231,7 @@ class LogService:
         wanted = owner.config.quorum.ack
         return self._ledgers.count_usable() < wanted <= self._ledgers.count_usable(is_urgent=True)
 
-    async def _keeps_what_is_truncated(self, request: words.Truncate) -> bool:
+    async def _keeps_what_is_truncated(self, request: messages.Truncate) -> bool:
         """Return whether the first listed segment is entirely below the head, and stays because no segment
         after it has begun (LL4). False for a dry run.
         """
@@ -238,8 +240,8 @@ class LogService:
         return not request.dry_run and first is not None and first <= listed.head
 
     async def _truncate_by_reserve(
-        self, request: words.Truncate, due: float
-    ) -> words.TruncateAnswer | None:
+        self, request: messages.Truncate, due: float
+    ) -> messages.TruncateAnswer | None:
         """Open the log, truncate it, and close it, while bookies are full. This ends the open segment, which
         can be removed only after its successor's first entry (LL4). Bookies use their reserve for that entry and
         for the recovery of the old ledger. Returns None for a dry run, if the log has an owner, or if the
@@ -266,8 +268,8 @@ class LogService:
         return answer
 
     async def _truncate_closed(
-        self, request: words.Truncate, due: float
-    ) -> words.TruncateAnswer | None:
+        self, request: messages.Truncate, due: float
+    ) -> messages.TruncateAnswer | None:
         """Truncate closed segments without an owner. Returns None if `before` is beyond them, or if the log
         has an owner, which would continue to report the old head.
         """
@@ -300,7 +302,7 @@ class LogService:
 
     # --- Administration ---------------------------------------------------------------------
 
-    async def ensure_log(self, request: words.EnsureLog, due: float) -> words.LogState:
+    async def ensure_log(self, request: messages.EnsureLog, due: float) -> messages.LogState:
         stored, was_created = await in_time(
             due,
             self._nodes.ensure(
@@ -313,12 +315,12 @@ class LogService:
         )
         return await in_time(due, self._state_of(stored, due, was_created=was_created))
 
-    async def get_log(self, request: words.GetLog, due: float) -> words.LogState:
+    async def get_log(self, request: messages.GetLog, due: float) -> messages.LogState:
         stored = await self._stored_of(request.log, due)
         check_life(request.log, text_of(stored.list.uid), request.uid)
         return await in_time(due, self._state_of(stored, due))
 
-    async def update_log(self, request: words.UpdateLog, due: float) -> words.LogState:
+    async def update_log(self, request: messages.UpdateLog, due: float) -> messages.LogState:
         """Change the configuration at the log's owner, which then uses it immediately. If no server owns the
         log, any server changes it (SV7).
         """
@@ -343,7 +345,7 @@ class LogService:
                 reason=error.code.reason,
             ) from error
 
-    async def list_logs(self, request: words.ListLogs, due: float) -> words.LogNames:
+    async def list_logs(self, request: messages.ListLogs, due: float) -> messages.LogNames:
         """The names of logs that are not deleted."""
         limit = max(1, min(request.limit, _NAMES_MAX))
         after_namespace, _, after = request.start_after.partition("/")
@@ -362,9 +364,9 @@ class LogService:
                     break
                 start_after = names[-1].name
         next_page = str(found[limit - 1]) if len(found) > limit else ""
-        return words.LogNames(tuple(found[:limit]), next_page)
+        return messages.LogNames(tuple(found[:limit]), next_page)
 
-    async def delete_log(self, request: words.DeleteLog, due: float) -> words.DeleteLogAnswer:
+    async def delete_log(self, request: messages.DeleteLog, due: float) -> messages.DeleteLogAnswer:
         """Delete a log. If the log has an owner, only the owner deletes the log, and then no longer owns it. If
         the log has no owner, any server deletes it, and fences its unclosed ledgers: no append is acked
         afterwards (LS12).
@@ -404,11 +406,11 @@ class LogService:
             await in_time(due, stop_writer(self._ledgers, stored))
         if not grace_ms:
             await self._free(stored, due)
-        return words.DeleteLogAnswer(stored.list.free_at_us)
+        return messages.DeleteLogAnswer(stored.list.free_at_us)
 
     async def _freed_sooner(
         self, stored: StoredLog, grace_ms: int | None, due: float
-    ) -> words.DeleteLogAnswer:
+    ) -> messages.DeleteLogAnswer:
         """Shorten the grace period of a log that is already deleted. It is never extended."""
         if grace_ms is not None:
             free_at_us = self._clock.wall_us() + grace_ms * 1000
@@ -420,7 +422,7 @@ class LogService:
             )
             if not grace_ms:
                 await self._free(stored, due)
-        return words.DeleteLogAnswer(stored.list.free_at_us)
+        return messages.DeleteLogAnswer(stored.list.free_at_us)
 
     async def _free(self, stored: StoredLog, due: float) -> None:
         """Free as much of a deleted log as is possible now. The next sweep frees the rest."""
@@ -431,8 +433,8 @@ class LogService:
             )
 
     async def list_deleted_logs(
-        self, request: words.ListDeletedLogs, due: float
-    ) -> words.DeletedLogs:
+        self, request: messages.ListDeletedLogs, due: float
+    ) -> messages.DeletedLogs:
         limit = max(1, min(request.limit, _NAMES_MAX))
         found = [
             each
@@ -449,7 +451,7 @@ class LogService:
                 found += [each for each in await in_time(due, asyncio.gather(*part)) if each]
         found.sort(key=lambda each: (str(each.name), each.list.deleted_us))
         logs = tuple(map(_shown_deleted, found[:limit]))
-        return words.DeletedLogs(logs, len(found) <= limit)
+        return messages.DeletedLogs(logs, len(found) <= limit)
 
     async def _deleted_as(self, name: LogName) -> StoredLog | None:
         with suppress(NoSuchLog):
@@ -458,7 +460,7 @@ class LogService:
                 return stored
         return None
 
-    async def undelete_log(self, request: words.UndeleteLog, due: float) -> words.LogState:
+    async def undelete_log(self, request: messages.UndeleteLog, due: float) -> messages.LogState:
         event = LogEvent(
             "log_undeleted",
             self._clock.wall_us(),
@@ -469,11 +471,11 @@ class LogService:
         stored = await in_time(due, work)
         return await in_time(due, self._state_of(stored, due))
 
-    async def roll_log(self, request: words.RollLog, due: float) -> words.RollLogAnswer:
+    async def roll_log(self, request: messages.RollLog, due: float) -> messages.RollLogAnswer:
         owner = await self.server.owner_of(request.log, due, uid=request.uid)
-        return words.RollLogAnswer(await in_time(due, owner.roll()))
+        return messages.RollLogAnswer(await in_time(due, owner.roll()))
 
-    async def list_segments(self, request: words.ListSegments, due: float) -> words.Segments:
+    async def list_segments(self, request: messages.ListSegments, due: float) -> messages.Segments:
         listed = await in_time(due, self._ends.list_of(request.log))
         await self._reads.require_life(request.log, text_of(listed.uid), request.uid)
         sizes = await in_time(due, self._sizes_of(request.log, listed, due))
@@ -487,13 +489,13 @@ class LogService:
             return page  # Lost segments are not known without the metadata store.
         return with_lost(page, lost)
 
-    async def get_journal(self, request: words.GetJournal, due: float) -> words.LogJournal:
+    async def get_journal(self, request: messages.GetJournal, due: float) -> messages.LogJournal:
         listed = await in_time(due, self._ends.list_of(request.log))
         await self._reads.require_life(request.log, text_of(listed.uid), request.uid)
         return history_of(listed, request.limit)
 
-    async def get_limits(self, request: words.GetLimits, due: float) -> words.ServiceLimits:
-        return words.ServiceLimits(
+    async def get_limits(self, request: messages.GetLimits, due: float) -> messages.ServiceLimits:
+        return messages.ServiceLimits(
             record_bytes_max=BATCH_BYTES_CEILING,
             block_bytes_max=BATCH_BYTES_CEILING,
             block_unpacked_bytes_max=BATCH_BYTES_CEILING,
@@ -549,7 +551,7 @@ class LogService:
 
     async def _state_of(
         self, stored: StoredLog, due: float, *, was_created: bool = False
-    ) -> words.LogState:
+    ) -> messages.LogState:
         listed, owner = stored.list, self.server.find(stored.name)
         tail = listed.tail
         if tail is None:
@@ -560,7 +562,7 @@ class LogService:
             )
         sizes = await self._sizes_of(stored.name, listed, due)
         unopened = self.server.find_unopened(stored.name) if owner is None else None
-        return words.LogState(
+        return messages.LogState(
             log=stored.name,
             config=listed.config,
             etag=etag_of(listed),
@@ -578,7 +580,7 @@ class LogService:
             segments=len(listed.segments),
             roll_due_us=owner.roll_due_us if owner is not None else 0,
             uid=text_of(listed.uid),
-            vacant_seats=_seats_in_words(owner.vacant_seats) if owner is not None else (),
+            vacant_seats=_vacant_in_words(owner.vacant_slots) if owner is not None else (),
             problem=_problem_of(unopened) if unopened is not None else "",
             next_step=unopened.next_step if unopened is not None else "",
         )
@@ -609,10 +611,10 @@ class LogService:
 
     # --- Cursors and guards -----------------------------------------------------------------
 
-    async def get_cursor(self, request: words.GetCursor, due: float) -> words.Cursor:
+    async def get_cursor(self, request: messages.GetCursor, due: float) -> messages.Cursor:
         return await in_time(due, self._nodes.read_cursor(request.log, request.name, request.uid))
 
-    async def commit_cursor(self, request: words.CommitCursor, due: float) -> words.Cursor:
+    async def commit_cursor(self, request: messages.CommitCursor, due: float) -> messages.Cursor:
         owner = self.server.find(request.log)
         if owner is not None and request.offset > owner.tail:
             listed = (await in_time(due, self._nodes.read(request.log))).list
@@ -623,39 +625,39 @@ class LogService:
         tail = None if owner is None else owner.tail
         return await in_time(due, self._nodes.commit_cursor(request, tail))
 
-    async def list_cursors(self, request: words.ListCursors, due: float) -> words.Cursors:
+    async def list_cursors(self, request: messages.ListCursors, due: float) -> messages.Cursors:
         limit = max(1, min(request.limit, _CURSORS_IN_PAGE))
         page = self._nodes.first_cursors(request.log, limit, request.start_after, request.uid)
         found, more = await in_time(due, page)
-        return words.Cursors(tuple(found), found[-1].name if found and more else "")
+        return messages.Cursors(tuple(found), found[-1].name if found and more else "")
 
-    async def delete_cursor(self, request: words.DeleteCursor, due: float) -> words.Done:
+    async def delete_cursor(self, request: messages.DeleteCursor, due: float) -> messages.Done:
         await in_time(due, self._nodes.delete_cursor(request))
-        return words.Done()
+        return messages.Done()
 
     # --- Cluster ----------------------------------------------------------------------------
 
-    async def lookup(self, request: words.Lookup, due: float) -> words.LogOwners:
-        owners: list[words.LogOwner] = []
+    async def lookup(self, request: messages.Lookup, due: float) -> messages.LogOwners:
+        owners: list[messages.LogOwner] = []
         for log in request.logs:
             try:
                 owner = self.server.find(log)
                 # While the metadata store is unavailable, report the owner that this server knows.
                 if owner is not None and self.server.outage.store_is_away:
                     epoch = owner.owner_epoch
-                    owners.append(words.LogOwner(log, self.server.address, epoch, True))
+                    owners.append(messages.LogOwner(log, self.server.address, epoch, True))
                     continue
                 listed, info, is_owner = await in_time(due, self.server.whom_to_ask(log))
             except Missing:
                 continue
             address = info.address if info is not None else ""
-            owners.append(words.LogOwner(log, address, listed.owner_epoch, is_owner))
-        return words.LogOwners(tuple(owners))
+            owners.append(messages.LogOwner(log, address, listed.owner_epoch, is_owner))
+        return messages.LogOwners(tuple(owners))
 
-    async def list_servers(self, request: words.ListServers, due: float) -> words.Servers:
-        return words.Servers(
+    async def list_servers(self, request: messages.ListServers, due: float) -> messages.Servers:
+        return messages.Servers(
             tuple(
-                words.ServerView(
+                messages.ServerView(
                     server_id=each.info.server_id,
                     address=each.info.address,
                     state=_DRAINING if each.is_draining else _SERVING,
@@ -669,16 +671,16 @@ class LogService:
             )
         )
 
-    async def transfer_log(self, request: words.TransferLog, due: float) -> words.LogOwner:
+    async def transfer_log(self, request: messages.TransferLog, due: float) -> messages.LogOwner:
         target = self.server.membership.find(request.to)
         if target is None or not self.server.membership.takes_logs(target):
             raise NoSuchServer(server=request.to)
         owner = await self.server.owner_of(request.log, due, uid=request.uid)
         if target.info.server_id != self.server.server_id:
             await in_time(due, self.server.transfer(request.log, target))
-        return words.LogOwner(request.log, target.info.address, owner.owner_epoch, False)
+        return messages.LogOwner(request.log, target.info.address, owner.owner_epoch, False)
 
-    async def drain_server(self, request: words.DrainServer, due: float) -> words.DrainAnswer:
+    async def drain_server(self, request: messages.DrainServer, due: float) -> messages.DrainAnswer:
         target = self.server.membership.find(request.server)
         if target is None:
             raise NoSuchServer(server=request.server)
@@ -686,12 +688,12 @@ class LogService:
             return await self._drain_elsewhere(request, target.info.address, due)
         if request.resume:
             await self.server.resume(due)
-            return words.DrainAnswer(len(self.server.owned_logs))
-        return words.DrainAnswer(await self.server.drain(due))
+            return messages.DrainAnswer(len(self.server.owned_logs))
+        return messages.DrainAnswer(await self.server.drain(due))
 
     async def _drain_elsewhere(
-        self, request: words.DrainServer, address: str, due: float
-    ) -> words.DrainAnswer:
+        self, request: messages.DrainServer, address: str, due: float
+    ) -> messages.DrainAnswer:
         """Forward the request to the server that it names. Raises `NotOwner` with that server's address if this
         server cannot ask it, or is not authorized to: then the caller can ask it.
         """
@@ -699,16 +701,16 @@ class LogService:
         if self._ask_peer is None or address == self.server.address:
             raise itself
         try:
-            answer: words.DrainAnswer = await in_time(due, self._ask_peer(request, address, due))
+            answer: messages.DrainAnswer = await in_time(due, self._ask_peer(request, address, due))
         except Unauthorized as error:
             raise itself from error
         return answer
 
     async def get_server_stats(
-        self, request: words.GetServerStats, due: float
-    ) -> words.ServerStats:
+        self, request: messages.GetServerStats, due: float
+    ) -> messages.ServerStats:
         server = self.server
-        return words.ServerStats(
+        return messages.ServerStats(
             server.server_id,
             {
                 f"{NAMESPACE}_{metric.name}": float(value)
@@ -717,7 +719,7 @@ class LogService:
             },
         )
 
-    async def get_outage(self, request: words.GetOutage, due: float) -> words.Outage:
+    async def get_outage(self, request: messages.GetOutage, due: float) -> messages.Outage:
         return await self.server.outage.look()
 
     def on_waiting(self) -> None:
@@ -727,9 +729,9 @@ class LogService:
         return self.server.outage.explained(error)
 
 
-def _shown_deleted(stored: StoredLog) -> words.DeletedLog:
+def _shown_deleted(stored: StoredLog) -> messages.DeletedLog:
     listed = stored.list
-    return words.DeletedLog(
+    return messages.DeletedLog(
         stored.name,
         text_of(listed.uid),
         listed.deleted_us,
@@ -739,8 +741,8 @@ def _shown_deleted(stored: StoredLog) -> words.DeletedLog:
     )
 
 
-def _seats_in_words(seats: Mapping[BookieId, str]) -> tuple[str, ...]:
-    return tuple(f"{bookie}: {why}" for bookie, why in sorted(seats.items()))
+def _vacant_in_words(vacant: Mapping[BookieId, str]) -> tuple[str, ...]:
+    return tuple(f"{bookie}: {why}" for bookie, why in sorted(vacant.items()))
 
 
 def _problem_of(failed: FailedOpening) -> str:

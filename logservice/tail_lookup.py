@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
-from rollbook.logservice import messages as words
+from rollbook.logservice import messages
 from rollbook.logservice.core.ledger_list import LedgerList
 from rollbook.logservice.core.log_end_source import (
     EndSource,
@@ -160,11 +160,11 @@ class TailLookup:
             pass
         return ""
 
-    async def settled_tail(self, request: words.Read | words.ReadStream) -> LogTail | None:
+    async def settled_tail(self, request: messages.Read | messages.ReadStream) -> LogTail | None:
         """If this server does not own the log, and the requested range is within closed segments, return the
         end of these segments; otherwise None. The owner is not asked, since it knows no more about this range.
         """
-        if not isinstance(request, words.ReadStream) or not isinstance(request.start, AtOffset):
+        if not isinstance(request, messages.ReadStream) or not isinstance(request.start, AtOffset):
             return None
         if request.until_offset is None or self._server.find(request.log) is not None:
             return None

@@ -162,7 +162,7 @@ class LedgerMetadata:
     # --- Re-replication -----------------------------------------------------------------------
 
     def with_replacement(self, first_entry: EntryId, old: BookieId, new: BookieId) -> Self:
-        """Gives the seat of `old` to `new`, in the fragment that starts at `first_entry` (LM4).
+        """Gives the slot of `old` to `new`, in the fragment that starts at `first_entry` (LM4).
 
         Raises `LedgerFenced` while the ledger is in recovery, which uses a frozen ensemble, and
         `MetadataConflict` if the fragment is the open one, is gone, or has changed.

@@ -69,7 +69,7 @@ class Departures:
     ) -> list[StoredLifecycle]:
         """Begin to drain all of these bookies, or none of them. A bookie whose drain failed is drained again.
 
-        Raises `DrainBlocked` with the ledgers for which no other bookie could take a seat (LC3),
+        Raises `DrainBlocked` with the ledgers for which no other bookie could take a slot (LC3),
         `LifecycleConflict`, `InvalidRequest` for a bookie that the cluster does not know.
         """
         found = [await self._known(bookie) for bookie in bookies]

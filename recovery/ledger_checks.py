@@ -55,7 +55,7 @@ from rollbook.recovery.core.ledger_checks import (
     ConfirmedReport,
     CopyReport,
     Requests,
-    closed_seats,
+    closed_slots,
     confirmed_by,
     is_judged,
     pick_sample,
@@ -316,7 +316,7 @@ class Checks:
         return await self._look_twice(ledger_id, state, gate, self._judge_lists)
 
     async def _look_at_bytes(self, ledger_id: LedgerId, state: CheckState, gate: Gate) -> bool:
-        # The start of each seat's sample, so that the second look reads the same entries.
+        # The start of each slot's sample, so that the second look reads the same entries.
         starts: dict[EntryId, float] = {}
         return await self._look_twice(
             ledger_id, state, gate, lambda metadata: self._judge_bytes(metadata, starts)
@@ -378,23 +378,23 @@ class Checks:
             return None
         return stored.mark.missing if stored is not None else ()
 
-    def _registered_seats(
+    def _registered_slots(
         self, metadata: LedgerMetadata, found: CopyReport
     ) -> dict[BookieId, list[SlotRepair]]:
         live = self._ledgers.live()
-        seats: dict[BookieId, list[SlotRepair]] = {}
-        for seat in closed_seats(metadata):
-            if live.find(seat.bookie):
-                seats.setdefault(seat.bookie, []).append(seat)
+        repairs: dict[BookieId, list[SlotRepair]] = {}
+        for repair in closed_slots(metadata):
+            if live.find(repair.bookie):
+                repairs.setdefault(repair.bookie, []).append(repair)
             else:
-                found.away[seat.bookie] = None
-        return seats
+                found.away[repair.bookie] = None
+        return repairs
 
     async def _judge_lists(self, metadata: LedgerMetadata) -> CopyReport:
         found = CopyReport()
-        seats = self._registered_seats(metadata, found)
-        lists = await asyncio.gather(*(self._list(each, metadata.ledger_id) for each in seats))
-        for (bookie, of_bookie), listed in zip(seats.items(), lists, strict=True):
+        repairs = self._registered_slots(metadata, found)
+        lists = await asyncio.gather(*(self._list(each, metadata.ledger_id) for each in repairs))
+        for (bookie, of_bookie), listed in zip(repairs.items(), lists, strict=True):
             if isinstance(listed, EntryList):
                 if await _is_short(metadata, of_bookie, listed):
                     found.short[bookie] = None
@@ -443,40 +443,40 @@ class Checks:
         digest = LedgerDigest(kind, password, metadata.ledger_id)
         verifier = Verifier(metadata, digest, self._ledgers.bookies, self._ledgers.config)
         fragments: dict[EntryId, list[SlotRepair]] = {}
-        for seats in self._registered_seats(metadata, found).values():
-            for seat in seats:
-                fragments.setdefault(seat.first_entry, []).append(seat)
-        for first_entry, seats in sorted(fragments.items()):
+        for repairs in self._registered_slots(metadata, found).values():
+            for repair in repairs:
+                fragments.setdefault(repair.first_entry, []).append(repair)
+        for first_entry, repairs in sorted(fragments.items()):
             start = starts.setdefault(first_entry, self._randomness.random())
-            reads = (self._read_sample(metadata, verifier, seat, start) for seat in seats)
+            reads = (self._read_sample(metadata, verifier, repair, start) for repair in repairs)
             copies: dict[EntryId, dict[BookieId, Copy]] = {}
-            for seat, sample in zip(seats, await asyncio.gather(*reads), strict=True):
+            for repair, sample in zip(repairs, await asyncio.gather(*reads), strict=True):
                 for entry_id, copy in sample.items():
-                    copies.setdefault(entry_id, {})[seat.bookie] = copy
+                    copies.setdefault(entry_id, {})[repair.bookie] = copy
             for entry_id in sorted(copies):
                 found.on_copies(entry_id, copies[entry_id])
         return found
 
     async def _read_sample(
-        self, metadata: LedgerMetadata, verifier: Verifier, seat: SlotRepair, start: float
+        self, metadata: LedgerMetadata, verifier: Verifier, repair: SlotRepair, start: float
     ) -> dict[EntryId, Copy]:
         percent = self._config.ledgers_check_percent
         found: dict[EntryId, Copy] = {}
-        for run in pick_sample(metadata.quorum, seat, percent, start):
-            if self._is_silent(seat.bookie):
+        for run in pick_sample(metadata.quorum, repair, percent, start):
+            if self._is_silent(repair.bookie):
                 found.update(dict.fromkeys(run, CopyState.UNREACHABLE))
                 continue
             await self._bytes.pay(len(run) * mean_entry_bytes(metadata))
-            found.update(await verifier.read_share(seat.bookie, run))
+            found.update(await verifier.read_share(repair.bookie, run))
             if all(found[each] is CopyState.UNREACHABLE for each in run):
-                self._on_silence(seat.bookie)
+                self._on_silence(repair.bookie)
         return found
 
 
-async def _is_short(metadata: LedgerMetadata, seats: list[SlotRepair], listed: EntryList) -> bool:
-    for seat in seats:
-        for window in windows(seat):
-            if lacking_in(window, metadata.quorum, seat, listed):
+async def _is_short(metadata: LedgerMetadata, repairs: list[SlotRepair], listed: EntryList) -> bool:
+    for repair in repairs:
+        for window in windows(repair):
+            if lacking_in(window, metadata.quorum, repair, listed):
                 return True
             await asyncio.sleep(0)
     return False

@@ -1,12 +1,12 @@
 """Repairs one ledger under its lock: copies missing entries, then changes the metadata to name the bookies
 that got the copies.
 
-    read the metadata ─► core/repair_plan.py ─► first step: finish a recovery, move an unclaimed seat, wait for the writer
+    read the metadata ─► core/repair_plan.py ─► first step: finish a recovery, move an unclaimed slot, wait for the writer
           ▲                   │
-          │                   └─► seat by seat: is it still lost? ─► pick a target ─► copy ─► swap in one transaction
+          │                   └─► slot by slot: is it still lost? ─► pick a target ─► copy ─► swap in one transaction
           └───── again, until nothing is short
 
-A seat gets a new bookie only when its whole share is durable on this bookie (RP1), and only if its old bookie
+A slot gets a new bookie only when its whole share is durable on this bookie (RP1), and only if its old bookie
 is draining, or is marked and still lost at the swap (RP2). The swap's transaction checks the lock, the
 lifecycle of a draining bookie, and that the target has not changed since the copy began (RP3). A ledger is
 closed for a repair only after the grace period for its writer (RP4).
@@ -50,14 +50,14 @@ from rollbook.recovery.core.repair_plan import (
     Action,
     BookiePresence,
     FirstStep,
+    RepairOutcome,
     RepairPlan,
+    RepairStep,
     RestoreResult,
-    SeatOutcome,
-    SeatStep,
     SlotRepair,
     lacking,
     plan_repair,
-    seat_step,
+    repair_step,
     sources_of,
     windows,
 )
@@ -65,7 +65,7 @@ from rollbook.recovery.core.repair_plan import (
 logger = structlog.get_logger()
 
 _ROUNDS_MAX: Final = 20  # The maximum number of attempts if the ledger changes concurrently.
-_TARGETS_MAX: Final = 3  # The maximum number of targets that are tried for one seat.
+_TARGETS_MAX: Final = 3  # The maximum number of targets that are tried for one slot.
 
 
 class OpenEnd(NamedTuple):
@@ -82,7 +82,7 @@ class Repair:
     ledger_id: LedgerId
     entries: int = 0
     entry_bytes: int = 0
-    seats: int = 0  # Seats that were restored or moved.
+    slots: int = 0  # Slots that were restored or moved.
     was_closed: bool = False  # True: the ledger was closed for the repair.
     # The open end whose bookies the writer has to leave within its grace period. Such a wait is not a
     # failure.
@@ -101,9 +101,9 @@ class RepairOrder:
     """The defects of a ledger, and the bookies on which its copies should be made."""
 
     in_question: Collection[BookieId] = ()
-    # Bookies that should lose their seats, each with a check that must hold at the swap.
+    # Bookies that should lose their slots, each with a check that must hold at the swap.
     draining: Mapping[BookieId, Check | None] = field(default_factory=dict)
-    # Bookies whose missing entries are restored. They keep their seats even while they are away.
+    # Bookies whose missing entries are restored. They keep their slots even while they are away.
     looked_at: Collection[BookieId] = ()
     # Bookies that are used before any other, if they accept entries and are not members already.
     targets: Sequence[BookieId] = ()
@@ -175,11 +175,11 @@ class LedgerRepair:
             elif plan.first_step in (FirstStep.RECOVER, FirstStep.AWAIT_WRITER):
                 await self._close()
                 continue
-            elif plan.first_step is FirstStep.MOVE_SEAT:
-                await self._move_seats(stored, plan)
+            elif plan.first_step is FirstStep.MOVE_SLOT:
+                await self._move_slots(stored, plan)
                 continue
             self.found.losses, self.found.unavailable = [], ""
-            if await self._repair_seats(stored.metadata, plan):
+            if await self._repair_slots(stored.metadata, plan):
                 continue
             # No copy is missing, so copies can be moved to other racks.
             is_to_spread = self._checks_placement and self.found.is_complete
@@ -212,58 +212,58 @@ class LedgerRepair:
             self.found.was_closed = True
         logger.info("ledger_closed_for_repair", ledger_id=self._lock.ledger_id)
 
-    async def _move_seats(self, stored: StoredLedger, plan: RepairPlan) -> None:
-        """Move seats of a ledger that no writer has claimed, and which therefore has no entries. A concurrent
+    async def _move_slots(self, stored: StoredLedger, plan: RepairPlan) -> None:
+        """Move slots of a ledger that no writer has claimed, and which therefore has no entries. A concurrent
         claim is safe, since it is made by compare-and-swap.
         """
         ensemble = list(stored.metadata.fragments[-1].ensemble)
-        for slot in plan.open_seats:
-            seat_of = tuple(ensemble)
-            ensemble[slot] = self._pick_target(stored.metadata, seat_of, slot, excluded=())
+        for slot in plan.open_slots:
+            members = tuple(ensemble)
+            ensemble[slot] = self._pick_target(stored.metadata, members, slot, excluded=())
         moved = stored.metadata.with_writer_ensemble(FIRST_ENTRY, tuple(ensemble))
         try:
             await self._nodes.swap(stored, moved, [self._lock.check], self._lock.session)
         except MetadataConflict:
             return  # A writer has claimed the ledger just now.
-        self.found.seats += len(plan.open_seats)
+        self.found.slots += len(plan.open_slots)
 
-    # --- Seats --------------------------------------------------------------------------------
+    # --- Slots --------------------------------------------------------------------------------
 
-    async def _repair_seats(self, metadata: LedgerMetadata, plan: RepairPlan) -> bool:
-        """Repair all seats. Returns False if each seat is whole or lacks only unavailable entries, and True
+    async def _repair_slots(self, metadata: LedgerMetadata, plan: RepairPlan) -> bool:
+        """Repair all slots. Returns False if each slot is whole or lacks only unavailable entries, and True
         if the ledger has to be planned again.
         """
-        outcomes = {await self._repair_seat(metadata, seat) for seat in plan.seats}
-        return SeatOutcome.CHANGED in outcomes
+        outcomes = {await self._repair_slot(metadata, repair) for repair in plan.repairs}
+        return RepairOutcome.CHANGED in outcomes
 
-    async def _repair_seat(self, metadata: LedgerMetadata, seat: SlotRepair) -> SeatOutcome:
-        step = partial(seat_step, seat.action, is_draining=seat.bookie in self._draining)
+    async def _repair_slot(self, metadata: LedgerMetadata, repair: SlotRepair) -> RepairOutcome:
+        step = partial(repair_step, repair.action, is_draining=repair.bookie in self._draining)
         following = step()
-        if following is SeatStep.RESTORE:
-            following = step(restored=await self._restore(metadata, seat))
-        elif following is SeatStep.LOOK_UP:
-            following = step(is_registered=await self._is_registered(seat.bookie))
-        if isinstance(following, SeatOutcome):
+        if following is RepairStep.RESTORE:
+            following = step(restored=await self._restore(metadata, repair))
+        elif following is RepairStep.LOOK_UP:
+            following = step(is_registered=await self._is_registered(repair.bookie))
+        if isinstance(following, RepairOutcome):
             return following
-        may_be_present = following is SeatStep.REPLACE_PRESENT
-        return await self._replace(metadata, seat, may_be_present=may_be_present)
+        may_be_present = following is RepairStep.REPLACE_PRESENT
+        return await self._replace(metadata, repair, may_be_present=may_be_present)
 
-    async def _restore(self, metadata: LedgerMetadata, seat: SlotRepair) -> RestoreResult:
+    async def _restore(self, metadata: LedgerMetadata, repair: SlotRepair) -> RestoreResult:
         try:
-            copied = await self._copy(metadata, seat, seat.bookie)
+            copied = await self._copy(metadata, repair, repair.bookie)
         except BookieReadOnly:
             return RestoreResult.NO_ROOM
         if not self._judge(copied):
             return RestoreResult.INCOMPLETE
-        self.found.seats += copied.entries > 0
+        self.found.slots += copied.entries > 0
         return RestoreResult.COMPLETE
 
     async def _spread(self, metadata: LedgerMetadata) -> bool:
-        """Move one seat of one closed fragment to another rack. Returns False if no fragment can be spread
+        """Move one slot of one closed fragment to another rack. Returns False if no fragment can be spread
         over more racks, or if no copy was made.
 
         Raises `NotEnoughBookies` if all copies of a fragment are in one rack, and no bookie of another rack
-        can take a seat.
+        can take a slot.
         """
         quorum = metadata.quorum
         for index, fragment in enumerate(metadata.fragments):
@@ -281,23 +281,23 @@ class LedgerRepair:
                     "no bookie of another rack can take a seat", ledger_id=metadata.ledger_id
                 )
             slot, target = found
-            seat = SlotRepair(fragment, last_entry, slot, Action.REPLACE)
+            repair = SlotRepair(fragment, last_entry, slot, Action.REPLACE)
             checks = await self._checks_of(target)
-            if not self._judge(await self._copy(metadata, seat, target)):
+            if not self._judge(await self._copy(metadata, repair, target)):
                 return False
-            await self._swap(seat, target, checks, may_be_present=True)
+            await self._swap(repair, target, checks, may_be_present=True)
             return True
         return False
 
     async def _replace(
-        self, metadata: LedgerMetadata, seat: SlotRepair, *, may_be_present: bool
-    ) -> SeatOutcome:
+        self, metadata: LedgerMetadata, repair: SlotRepair, *, may_be_present: bool
+    ) -> RepairOutcome:
         excluded: list[BookieId] = []
         while True:
-            target = self._pick_target(metadata, seat.fragment.ensemble, seat.slot, excluded)
+            target = self._pick_target(metadata, repair.fragment.ensemble, repair.slot, excluded)
             checks = await self._checks_of(target)
             try:
-                copied = await self._copy(metadata, seat, target)
+                copied = await self._copy(metadata, repair, target)
             except RollbookError as error:
                 excluded.append(target)
                 if len(excluded) >= _TARGETS_MAX:
@@ -310,25 +310,27 @@ class LedgerRepair:
                 )
                 continue
             if not self._judge(copied):
-                return SeatOutcome.STUCK
-            await self._swap(seat, target, checks, may_be_present=may_be_present)
-            return SeatOutcome.CHANGED
+                return RepairOutcome.STUCK
+            await self._swap(repair, target, checks, may_be_present=may_be_present)
+            return RepairOutcome.CHANGED
 
     async def _swap(
-        self, seat: SlotRepair, target: BookieId, checks: Sequence[Check], *, may_be_present: bool
+        self, repair: SlotRepair, target: BookieId, checks: Sequence[Check], *, may_be_present: bool
     ) -> None:
-        """Swap the bookie of a seat for the target. If that is not possible now, the next plan decides. Since
-        writers change the same node, the swap is repeated on each new version while the seat still needs it.
+        """Swap the bookie of a slot for the target. If that is not possible now, the next plan decides. Since
+        writers change the same node, the swap is repeated on each new version while the slot still needs it.
         """
-        if is_leaving := self._draining.get(seat.bookie):
+        if is_leaving := self._draining.get(repair.bookie):
             checks = [*checks, is_leaving]
         for _ in range(_ROUNDS_MAX):
             stored = await self._nodes.read(self._lock.ledger_id, fresh=True)
             try:
-                changed = stored.metadata.with_replacement(seat.first_entry, seat.bookie, target)
+                changed = stored.metadata.with_replacement(
+                    repair.first_entry, repair.bookie, target
+                )
             except MetadataConflict:
-                return  # Another client has changed the seat.
-            if not may_be_present and await self._is_registered(seat.bookie):
+                return  # Another client has changed the slot.
+            if not may_be_present and await self._is_registered(repair.bookie):
                 return  # The old bookie is back (RP2).
             try:
                 await self._nodes.swap(
@@ -337,34 +339,34 @@ class LedgerRepair:
             except MetadataConflict as conflict:
                 if conflict.ids.get("op") == 1 + len(checks):
                     continue  # Another client changed the ledger's node.
-                self._on_unchecked(seat, checks, conflict)
+                self._on_unchecked(repair, checks, conflict)
                 return
             except NoSuchNode as missing:
                 if missing.ids.get("op") == 0:
                     raise  # The lock is gone.
-                self._on_unchecked(seat, checks, missing)
+                self._on_unchecked(repair, checks, missing)
                 return
-            self.found.seats += 1
+            self.found.slots += 1
             logger.info(
                 "ledger_seat_replaced",
                 ledger_id=self._lock.ledger_id,
-                first_entry=seat.first_entry,
-                bookie=seat.bookie,
+                first_entry=repair.first_entry,
+                bookie=repair.bookie,
                 successor=target,
             )
             return
 
     def _on_unchecked(
-        self, seat: SlotRepair, checks: Sequence[Check], error: RollbookError
+        self, repair: SlotRepair, checks: Sequence[Check], error: RollbookError
     ) -> None:
         """Handle a failed check: the target has changed since the copy (RP3), or the bookie no longer
         drains (RP2).
         """
-        if error.ids.get("op") == len(checks) and self._draining.get(seat.bookie) is checks[-1]:
-            del self._draining[seat.bookie]
-            self._looked_at[seat.bookie] = None
+        if error.ids.get("op") == len(checks) and self._draining.get(repair.bookie) is checks[-1]:
+            del self._draining[repair.bookie]
+            self._looked_at[repair.bookie] = None
 
-    async def _copy(self, metadata: LedgerMetadata, seat: SlotRepair, target: BookieId) -> Copied:
+    async def _copy(self, metadata: LedgerMetadata, repair: SlotRepair, target: BookieId) -> Copied:
         password, kind = credentials(metadata, None, None)
         digest = LedgerDigest(kind, password, metadata.ledger_id)
         listed = await self._list(target)
@@ -381,23 +383,23 @@ class LedgerRepair:
         quorum = metadata.quorum
         verifier = Verifier(metadata, digest, self._ledgers.bookies, self._ledgers.config)
         bad: Sequence[EntrySpan]
-        if target == seat.bookie:
+        if target == repair.bookie:
             bad = self._bad.get(target, ())
         else:
-            bad = await self._bad_on_target(metadata, seat, target, listed, verifier)
+            bad = await self._bad_on_target(metadata, repair, target, listed, verifier)
 
         def sources(entry_id: EntryId) -> list[BookieId]:
-            members = sources_of(quorum, seat, entry_id, self._presence)
+            members = sources_of(quorum, repair, entry_id, self._presence)
             return [member for member in members if member != target]
 
         copied = await copier.copy(
             target,
-            lacking(quorum, seat, listed, bad),
+            lacking(quorum, repair, listed, bad),
             sources,
             on_progress=self._on_progress,
         )
         if (
-            target == seat.bookie and copied.missing
+            target == repair.bookie and copied.missing
         ):  # The target is a holder, and may answer UNKNOWN for entries that it lacks.
             held = await verifier.read_share(target, sorted(copied.missing))
             for entry_id, copy in held.items():
@@ -412,20 +414,20 @@ class LedgerRepair:
     async def _bad_on_target(
         self,
         metadata: LedgerMetadata,
-        seat: SlotRepair,
+        repair: SlotRepair,
         target: BookieId,
         listed: EntryList,
         verifier: Verifier,
     ) -> list[EntrySpan]:
         """Return the entries of the share that a new member lists, but for which it does not return the bytes
-        that were written. The bookie may have them from an earlier seat in the ledger, and checks of bytes skip
-        bookies without a seat, so these entries are read before they count as copies (RP1).
+        that were written. The bookie may have them from an earlier slot in the ledger, and checks of bytes skip
+        bookies without a slot, so these entries are read before they count as copies (RP1).
         """
         bad: list[EntrySpan] = []
-        if not listed.packed:  # The list is usually empty, since the bookie never had a seat.
+        if not listed.packed:  # The list is usually empty, since the bookie never had a slot.
             return bad
-        for window in windows(seat):
-            held = [each for each in seat.share(metadata.quorum, window) if each in listed]
+        for window in windows(repair):
+            held = [each for each in repair.share(metadata.quorum, window) if each in listed]
             if held:
                 await self._limits.throttle.pay(len(held) * mean_entry_bytes(metadata))
                 copies = await verifier.read_share(target, held)
@@ -498,13 +500,13 @@ class LedgerRepair:
 
 def _open_end(metadata: LedgerMetadata, plan: RepairPlan) -> OpenEnd:
     fragment = metadata.fragments[-1]
-    return OpenEnd(fragment.first_entry, tuple(fragment.ensemble[slot] for slot in plan.open_seats))
+    return OpenEnd(fragment.first_entry, tuple(fragment.ensemble[slot] for slot in plan.open_slots))
 
 
 def pick_for_racks(
     ledgers: Ledgers, quorum: Quorum, ensemble: Ensemble, excluded: Collection[BookieId] = ()
 ) -> tuple[int, BookieId] | None:
-    """Pick a seat and a new bookie for it, so that more entries have copies in several racks. Returns None if
+    """Pick a slot and a new bookie for it, so that more entries have copies in several racks. Returns None if
     no swap achieves that.
 
     Each swap leaves fewer write sets in one rack, so the number of swaps of a ledger is at most its number

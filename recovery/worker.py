@@ -5,7 +5,7 @@
               └── a watch, or the time of the next try ◄── failures in our own tree ◄────────┘
 
 A failed repair is retried after 5 s, doubling to 10 min; a repair that cannot succeed is reported once and
-waits for a person (RP5). A mark is removed only after a fresh look at the ledger has found every seat whole,
+waits for a person (RP5). A mark is removed only after a fresh look at the ledger has found every slot whole,
 and only in the version that was read under the lock (RP6).
 
 While re-replication is switched off (`Marks.is_enabled`), no repair begins.
@@ -344,7 +344,7 @@ class Worker:
         return draining
 
     def _checks(self, draining: Mapping[BookieId, StoredLifecycle]) -> dict[BookieId, Check | None]:
-        """Return checks for the swap of a seat, which fail if its bookie no longer drains as before."""
+        """Return checks for the swap of a slot, which fail if its bookie no longer drains as before."""
         return {
             bookie: Check(self._lifecycles.path(bookie), found.version)
             for bookie, found in draining.items()
@@ -377,7 +377,7 @@ class Worker:
             ledger_id=ledger_id,
             entries=found.entries,
             entry_bytes=found.entry_bytes,
-            seats=found.seats,
+            seats=found.slots,
         )
 
     async def _fail(

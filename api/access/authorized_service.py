@@ -70,7 +70,7 @@ class AuthorizedService:
     async def ask(
         self,
         method: Method,
-        word: Any,
+        request: Any,
         due: float,
         elsewhere: Elsewhere | None = None,
         server: str = "",
@@ -85,28 +85,28 @@ class AuthorizedService:
         caller = CALLER.get()
         try:
             _require_in_force(caller)  # Open streams check this, too.
-            self._require(caller, word)
-            self._charge(caller, word)
+            self._require(caller, request)
+            self._charge(caller, request)
         except (Unauthorized, Throttled) as refusal:
-            self._on_refused(caller, method, word, refusal)
+            self._on_refused(caller, method, request, refusal)
             raise
-        if isinstance(word, messages.Lookup):
-            shown = (log for log in word.logs if is_visible(caller.principal.grants, str(log)))
-            word = messages.Lookup(tuple(shown))
+        if isinstance(request, messages.Lookup):
+            shown = (log for log in request.logs if is_visible(caller.principal.grants, str(log)))
+            request = messages.Lookup(tuple(shown))
         waiting = self.look_if_late()
         try:
-            answer = await self._answer(caller, method, word, due, elsewhere, server)
+            answer = await self._answer(caller, method, request, due, elsewhere, server)
         except NotOwner:
             raise  # Nothing was done, and the client will ask another server.
         except BaseException as error:
-            if is_act(word):  # The change may have been made, even if the client has left.
+            if is_act(request):  # The change may have been made, even if the client has left.
                 known = error if isinstance(error, RollbookError) else late(method)
-                self._audit.failed(known, **_who(caller, method, word))
+                self._audit.failed(known, **_who(caller, method, request))
             raise
         finally:
             waiting.cancel()
-        if is_act(word) and getattr(answer, "was_created", True):
-            self._audit.done(**_who(caller, method, word))
+        if is_act(request) and getattr(answer, "was_created", True):
+            self._audit.done(**_who(caller, method, request))
         self._charge_read(caller, answer)
         return answer
 
@@ -128,24 +128,24 @@ class AuthorizedService:
         self,
         caller: AuthenticatedCaller,
         method: Method,
-        word: Any,
+        request: Any,
         due: float,
         elsewhere: Elsewhere | None,
         server: str,
     ) -> Any:
         if server and elsewhere is not None:
-            return await elsewhere(NotOwner(owner=server), word)
-        if isinstance(word, messages.ListLogs):
-            return await self._list_visible(caller, word, due)
-        if isinstance(word, messages.ListDeletedLogs):
-            return _visible_deleted(caller, await self._core.list_deleted_logs(word, due))
-        word = _without_writes(caller, word)
+            return await elsewhere(NotOwner(owner=server), request)
+        if isinstance(request, messages.ListLogs):
+            return await self._list_visible(caller, request, due)
+        if isinstance(request, messages.ListDeletedLogs):
+            return _visible_deleted(caller, await self._core.list_deleted_logs(request, due))
+        request = _without_writes(caller, request)
         try:
-            return await getattr(self._core, method.core_name)(_signed(caller, word), due)
+            return await getattr(self._core, method.core_name)(_signed(caller, request), due)
         except NotOwner as error:
             if elsewhere is None:
                 raise
-            return await elsewhere(error, word)
+            return await elsewhere(error, request)
 
     async def _list_visible(
         self, caller: AuthenticatedCaller, asked: messages.ListLogs, due: float
@@ -198,18 +198,18 @@ class AuthorizedService:
         owners = await self._core.lookup(messages.Lookup(wanted), due)
         return [each.log for each in owners.owners]
 
-    def _require(self, caller: AuthenticatedCaller, word: Any) -> None:
-        if not may_ask(caller.principal.grants, word):
-            raise refusal_of(caller.principal.name, word)
+    def _require(self, caller: AuthenticatedCaller, request: Any) -> None:
+        if not may_ask(caller.principal.grants, request):
+            raise refusal_of(caller.principal.name, request)
 
-    def _charge(self, caller: AuthenticatedCaller, word: Any) -> None:
+    def _charge(self, caller: AuthenticatedCaller, request: Any) -> None:
         account = caller.account
-        if isinstance(word, messages.Append | messages.Seal) and word.block is not None:
+        if isinstance(request, messages.Append | messages.Seal) and request.block is not None:
             if account.appends.is_limited:
                 now_ns = self._now_ns()
                 account.appends.require(now_ns)
-                account.appends.take(*size_of(word.block), now_ns)
-        elif isinstance(word, _READS) and account.reads.is_limited:
+                account.appends.take(*size_of(request.block), now_ns)
+        elif isinstance(request, _READS) and account.reads.is_limited:
             account.reads.require(self._now_ns())
 
     def _charge_read(self, caller: AuthenticatedCaller, answer: Any) -> None:
@@ -224,16 +224,16 @@ class AuthorizedService:
             caller.account.reads.take(1 + len(answer.cursors), 1 + size, self._now_ns())
 
     def _on_refused(
-        self, caller: AuthenticatedCaller, method: Method, word: Any, refusal: RollbookError
+        self, caller: AuthenticatedCaller, method: Method, request: Any, refusal: RollbookError
     ) -> None:
-        self._audit.refused(refusal, **_who(caller, method, word))
+        self._audit.refused(refusal, **_who(caller, method, request))
 
     # --- Streams ----------------------------------------------------------------------------
 
     def watch(
         self,
         method: Method,
-        word: Any,
+        request: Any,
         through: Through | None = None,
         stands: Offset | None = None,
     ) -> Events:
@@ -246,14 +246,14 @@ class AuthorizedService:
         if through is not None:
             read = partial(through, read)
         if caller.authenticator is None:
-            return cast(Events, read(word))
-        return self._watch(caller, method, word, read, stands)
+            return cast(Events, read(request))
+        return self._watch(caller, method, request, read, stands)
 
     async def _watch(
         self,
         caller: AuthenticatedCaller,
         method: Method,
-        word: Any,
+        request: Any,
         read: Read,
         stands: Offset | None,
     ) -> Events:
@@ -263,17 +263,17 @@ class AuthorizedService:
         reads = caller.account.reads
         with ExitStack() as stack:
             try:
-                self._require(caller, word)
+                self._require(caller, request)
                 stack.enter_context(caller.account.stream())
             except (Unauthorized, Throttled) as refusal:
-                self._on_refused(caller, method, word, refusal)
+                self._on_refused(caller, method, request, refusal)
                 raise
-            word = _without_writes(caller, word)
+            request = _without_writes(caller, request)
             grants = caller.principal.grants
-            if isinstance(word, messages.WatchTails):
-                word = narrowed(grants, word)
-            if not isinstance(word, messages.ReadStream):
-                async with aclosing(read(word)) as events:
+            if isinstance(request, messages.WatchTails):
+                request = narrowed(grants, request)
+            if not isinstance(request, messages.ReadStream):
+                async with aclosing(read(request)) as events:
                     async for event in events:
                         _require_in_force(caller)
                         yield (
@@ -282,14 +282,14 @@ class AuthorizedService:
                             else event
                         )
                 return
-            heartbeat_s = max(word.heartbeat_ms, 100) / 1000
+            heartbeat_s = max(request.heartbeat_ms, 100) / 1000
             waiting = ReadThrottle(caller.account, heartbeat_s, self._now_ns)
             stack.callback(waiting.end)
-            async with aclosing(self._waited_off(caller, waiting, word, stands)) as wait:
+            async with aclosing(self._waited_off(caller, waiting, request, stands)) as wait:
                 async for progress in wait:
-                    word = word.resumed_at(progress.position)
+                    request = request.resumed_at(progress.position)
                     yield progress
-            async with aclosing(read(word)) as events:
+            async with aclosing(read(request)) as events:
                 async for event in events:
                     _require_in_force(caller)
                     if not isinstance(event, messages.Records):
@@ -301,7 +301,7 @@ class AuthorizedService:
                     waiting.end()
                     yield event
                     del event  # Otherwise the event would stay in memory until the next one.
-                    async with aclosing(self._waited_off(caller, waiting, word, stands)) as wait:
+                    async with aclosing(self._waited_off(caller, waiting, request, stands)) as wait:
                         async for progress in wait:
                             yield progress
 
@@ -358,27 +358,29 @@ class AuthorizedService:
         return AuthorizedAppendStream(open_stream, caller, self._audit, self._now_ns)
 
 
-def _signed(caller: AuthenticatedCaller, word: Any) -> Any:
+def _signed(caller: AuthenticatedCaller, request: Any) -> Any:
     """Adds the principal's name to a cursor commit, so that a new cursor counts as one of that principal's cursors."""
-    if not isinstance(word, messages.CommitCursor) or caller.authenticator is None:
-        return word
-    said = {each.name: getattr(word, each.name) for each in fields(word)}
+    if not isinstance(request, messages.CommitCursor) or caller.authenticator is None:
+        return request
+    said = {each.name: getattr(request, each.name) for each in fields(request)}
     return messages.CommitCursorBy(**said, principal=caller.principal.name)
 
 
-def _without_writes(caller: AuthenticatedCaller, word: Any) -> Any:
+def _without_writes(caller: AuthenticatedCaller, request: Any) -> Any:
     """If the caller may not append, replaces a barrier by a read barrier, which writes no entry to the log."""
     is_barrier = (
-        isinstance(word, messages.GetTail) and word.consistency is messages.Consistency.BARRIER
+        isinstance(request, messages.GetTail)
+        and request.consistency is messages.Consistency.BARRIER
     )
     stops = (
-        isinstance(word, messages.ReadStream) and word.at_tail is messages.AtTail.STOP_AT_BARRIER
+        isinstance(request, messages.ReadStream)
+        and request.at_tail is messages.AtTail.STOP_AT_BARRIER
     )
-    if not (is_barrier or stops) or caller.principal.grants.may(Right.APPEND, str(word.log)):
-        return word
+    if not (is_barrier or stops) or caller.principal.grants.may(Right.APPEND, str(request.log)):
+        return request
     if stops:
-        return replace(word, at_tail=messages.AtTail.STOP_AT_READ_BARRIER)
-    return replace(word, consistency=messages.Consistency.READ_BARRIER)
+        return replace(request, at_tail=messages.AtTail.STOP_AT_READ_BARRIER)
+    return replace(request, consistency=messages.Consistency.READ_BARRIER)
 
 
 def _require_in_force(caller: AuthenticatedCaller) -> None:
@@ -391,13 +393,13 @@ def _bytes_of(blocks: tuple[bytes, ...]) -> int:
     return sum(map(opened_bytes_of, blocks))
 
 
-def _who(caller: AuthenticatedCaller, method: Method, word: Any) -> dict[str, Any]:
-    where = getattr(word, "log", None) or getattr(word, "server", "")
+def _who(caller: AuthenticatedCaller, method: Method, request: Any) -> dict[str, Any]:
+    where = getattr(request, "log", None) or getattr(request, "server", "")
     return {
         "principal": caller.principal.name,
         "peer": caller.peer,
         "method": method.name,
-        "log" if hasattr(word, "log") else "server": str(where),
+        "log" if hasattr(request, "log") else "server": str(where),
     }
 
 

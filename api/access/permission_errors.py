@@ -7,19 +7,19 @@ from rollbook.logservice.messages import GetServerStats
 from rollbook.proto.errors import Unauthorized
 
 
-def refusal_of(principal: str, word: Any) -> Unauthorized:
+def refusal_of(principal: str, request: Any) -> Unauthorized:
     """The error that names the missing right. It is the same whether the log exists or not."""
     section = f"[principals.{principal}] of the access file"
-    if rights := [each.value for each in rights_for(word)]:
+    if rights := [each.value for each in rights_for(request)]:
         wanted = " or ".join(rights)
         return Unauthorized(
             f"{principal} has no right to {wanted} there",
             next_step=f"name the log in `{rights[0]}` of {section}; logs named in `deny` are still refused",
-            log=str(word.log),
+            log=str(request.log),
             right=wanted,
         )
     return refusal_of_duty(
-        principal, Duty.LOOK if isinstance(word, GetServerStats) else Duty.REMOVE
+        principal, Duty.LOOK if isinstance(request, GetServerStats) else Duty.REMOVE
     )
 
 

@@ -140,17 +140,17 @@ class Client(BelongsToProcess):
         return f"<Client of {', '.join(self.owners.servers)}{state}>"
 
     async def ask(
-        self, word: Any, *, timeout_s: float | None = None, server: str | None = None
+        self, request: Any, *, timeout_s: float | None = None, server: str | None = None
     ) -> Any:
         """Sends any request of `rollbook.logservice.messages` that has a single response. The other
         methods use this one.
 
         If the call is cancelled, a change may or may not have been made.
         """
-        method = BY_REQUEST.get(type(word))
+        method = BY_REQUEST.get(type(request))
         changes = method is None or method.changes
         try:
-            return await self._calls.ask(word, timeout_s=timeout_s, server=server)
+            return await self._calls.ask(request, timeout_s=timeout_s, server=server)
         except RollbookError as error:
             if not changes:
                 error.outcome = Outcome.NOT_APPLIED

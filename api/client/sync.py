@@ -229,8 +229,10 @@ class SyncClient(BelongsToProcess):
     def stats(self, address: str | None = None) -> messages.ServerStats:
         return self._thread.run(self._client.stats(address))
 
-    def ask(self, word: Any, *, timeout_s: float | None = None, server: str | None = None) -> Any:
-        return self._thread.run(self._client.ask(word, timeout_s=timeout_s, server=server))
+    def ask(
+        self, request: Any, *, timeout_s: float | None = None, server: str | None = None
+    ) -> Any:
+        return self._thread.run(self._client.ask(request, timeout_s=timeout_s, server=server))
 
     def inside(self) -> tuple[LoopThread, aio.Client]:
         """Returns the client and its thread, for other layers like this one."""

@@ -45,28 +45,28 @@ class UnaryCalls:
         self._was_answered = False  # Whether a server has answered before.
 
     async def ask(
-        self, word: Any, *, timeout_s: float | None = None, server: str | None = None
+        self, request: Any, *, timeout_s: float | None = None, server: str | None = None
     ) -> Any:
         """Returns the response. With `server`, it asks only this server."""
         outages = self._owners.outages
-        if type(word) in BY_REQUEST and waits(word):
-            return await self._ask(word, timeout_s, server)
+        if type(request) in BY_REQUEST and waits(request):
+            return await self._ask(request, timeout_s, server)
         try:
             with outages.waiting():
-                return await self._ask(word, timeout_s, server)
+                return await self._ask(request, timeout_s, server)
         except RollbookError as error:
             outages.explained(error)
             raise
 
-    async def _ask(self, word: Any, timeout_s: float | None, server: str | None) -> Any:
+    async def _ask(self, request: Any, timeout_s: float | None, server: str | None) -> Any:
         loop = asyncio.get_running_loop()
-        method = BY_REQUEST.get(type(word))
+        method = BY_REQUEST.get(type(request))
         if method is None:
-            raise InvalidRequest(f"{word!r:.80} is not a request with a single response")
-        log: LogName | None = getattr(word, "log", None)
-        if isinstance(word, messages.AcquireWriter) and not word.attempt:
-            word = replace(word, attempt=new_attempt())
-        data = _packed(word)
+            raise InvalidRequest(f"{request!r:.80} is not a request with a single response")
+        log: LogName | None = getattr(request, "log", None)
+        if isinstance(request, messages.AcquireWriter) and not request.attempt:
+            request = replace(request, attempt=new_attempt())
+        data = _packed(request)
         due = loop.time() + self._config.timeout_of(timeout_s)
         connect_due = min(due, loop.time() + self._config.connect_s)
         pauses = Pauses(self._config)
@@ -78,7 +78,7 @@ class UnaryCalls:
             address = server or referred_to or self._owners.address_of(log)
             left = due - loop.time()
             try:
-                call = self._channels.call(address, method.path, waits=waits(word))
+                call = self._channels.call(address, method.path, waits=waits(request))
                 shown = self._channels.shown_to(address)
                 answer = await self._attempt(call, shown, method, data, self._share_of(left))
             except RollbookError as error:
@@ -109,17 +109,17 @@ class UnaryCalls:
         return max(left_s / 2, min(left_s, self._config.attempt_s), 0.001)
 
     async def try_once(
-        self, word: Any, server: str, timeout_s: float, *, is_direct: bool = False
+        self, request: Any, server: str, timeout_s: float, *, is_direct: bool = False
     ) -> Any:
         """Asks this server once; with `is_direct`, not through a relay."""
-        method = BY_REQUEST[type(word)]
+        method = BY_REQUEST[type(request)]
         if is_direct:
             call = self._channels.direct_call(server, method.path)
             shown = self._channels.shown_directly(server)
         else:
             call = self._channels.call(server, method.path, waits=False)
             shown = self._channels.shown_to(server)
-        answer = await self._attempt(call, shown, method, _packed(word), timeout_s)
+        answer = await self._attempt(call, shown, method, _packed(request), timeout_s)
         if is_direct:
             self._channels.routes.on_answered(server)
         else:
@@ -140,12 +140,12 @@ class UnaryCalls:
         return answer_of(method.answer, answer)
 
 
-def _packed(word: Any) -> bytes:
+def _packed(request: Any) -> bytes:
     """Packs a request. Raises `InvalidRequest` for arguments that fit into no message."""
     try:
-        data: bytes = pack(word).SerializeToString()
+        data: bytes = pack(request).SerializeToString()
     except (OverflowError, TypeError, ValueError) as error:
-        raise InvalidRequest(f"{type(word).__name__}: {error}") from None
+        raise InvalidRequest(f"{type(request).__name__}: {error}") from None
     return data
 
 
@@ -154,9 +154,9 @@ def new_attempt() -> str:
     return os.urandom(_ATTEMPT_BYTES).hex()
 
 
-def answer_of(word: Any, data: bytes) -> Any:
+def answer_of(kind: Any, data: bytes) -> Any:
     """Unpacks a response. Raises `BadFrame` if it is invalid."""
     try:
-        return unpack(message_of(word).FromString(data), word)
+        return unpack(message_of(kind).FromString(data), kind)
     except (DecodeError, InvalidRequest) as error:
         raise BadFrame(f"the server sent an invalid response: {error}") from None

@@ -18,7 +18,7 @@ from rollbook.api.access.authorized_service import AuthorizedService
 from rollbook.api.access.idempotent_producer_ids import with_own_key
 from rollbook.api.grpc.append_stream import serve_append_stream
 from rollbook.api.grpc.protobuf_conversion import message_of
-from rollbook.api.grpc.record_framing import answer_message, event_bytes, request_word
+from rollbook.api.grpc.record_framing import answer_message, event_bytes, unpack_request
 from rollbook.api.grpc.relay import OF_ONE_SERVER, Relay, is_relayed, trusted
 from rollbook.api.grpc.status import status_of, text_of, trailers_of
 from rollbook.api.rpc_methods import METHODS, PACKAGE, CallKind, Method
@@ -126,22 +126,22 @@ def _call(core: AuthorizedService, method: Method, relay: Relay | None) -> Handl
     message = message_of(method.request)
 
     async def handle(data: bytes, context: Context) -> bytes:
-        request = parse(message, data)
-        word = request_word(request, method.request)
-        if isinstance(word, Append | Seal):
-            word = with_own_key(word, CALLER.get())
+        received = parse(message, data)
+        request = unpack_request(received, method.request)
+        if isinstance(request, Append | Seal):
+            request = with_own_key(request, CALLER.get())
         due = _due(context)
         try:
             async with asyncio.timeout_at(due):
                 if server := _relayed_to(relay, context):
                     assert relay is not None
-                    meant = server if isinstance(word, OF_ONE_SERVER) else ""
-                    answer = await core.ask(method, word, due, relay.asks_owner(due), meant)
+                    meant = server if isinstance(request, OF_ONE_SERVER) else ""
+                    answer = await core.ask(method, request, due, relay.asks_owner(due), meant)
                 else:
-                    answer = await core.ask(method, word, due)
+                    answer = await core.ask(method, request, due)
         except TimeoutError:
             raise core.late(method) from None
-        return bytes(answer_message(request, answer).SerializeToString())
+        return bytes(answer_message(received, answer).SerializeToString())
 
     return handle
 
@@ -150,17 +150,17 @@ def _watch(core: AuthorizedService, method: Method, relay: Relay | None) -> Hand
     message = message_of(method.request)
 
     async def handle(data: bytes, context: Context) -> None:
-        request = parse(message, data)
-        word, through = request_word(request, method.request), None
+        received = parse(message, data)
+        request, through = unpack_request(received, method.request), None
         if server := _relayed_to(relay, context):
             assert relay is not None
             through = partial(relay.follow, server, method, CALLER.get())
-        events = core.watch(method, word, through)
+        events = core.watch(method, request, through)
         waiting = core.look_if_late()
         try:
             async for event in events:
                 waiting.cancel()
-                packed = event_bytes(request, event)
+                packed = event_bytes(received, event)
                 del event  # So an unread event takes one copy in memory, not three.
                 await _tell(context, packed)
                 del packed  # gRPC has a copy, and the next event may arrive much later.

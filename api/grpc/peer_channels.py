@@ -50,9 +50,9 @@ class GrpcPeers:
     def _new_line(self) -> _ChannelSet:
         return _ChannelSet(Channels(self._security(), options=self._options, shows=self._shows))
 
-    async def ask(self, word: Any, address: str, due: float) -> Any:
+    async def ask(self, request: Any, address: str, due: float) -> Any:
         async with self.channels() as channels:
-            return await _ask(channels, word, address, due)
+            return await _ask(channels, request, address, due)
 
     @asynccontextmanager
     async def channels(self) -> AsyncIterator[Channels]:
@@ -88,13 +88,13 @@ async def _end_if_unused(old: _ChannelSet) -> None:
         await to_its_end(old.channels.close())
 
 
-async def _ask(channels: Channels, word: Any, address: str, due: float) -> Any:
-    method = BY_REQUEST[type(word)]
+async def _ask(channels: Channels, request: Any, address: str, due: float) -> Any:
+    method = BY_REQUEST[type(request)]
     left_s = max(due - asyncio.get_running_loop().time(), 0.001)
-    call = channels.call(address, method.path, waits=waits(word))
+    call = channels.call(address, method.path, waits=waits(request))
     try:
         answer = await call(
-            pack(word).SerializeToString(), timeout=left_s, metadata=channels.shown_to(address)
+            pack(request).SerializeToString(), timeout=left_s, metadata=channels.shown_to(address)
         )
     except grpc.aio.AioRpcError as error:
         raise failure_of(method, error) from None

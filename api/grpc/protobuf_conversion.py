@@ -45,25 +45,25 @@ _MODULES: Final = (log_pb2, cursor_pb2, admin_pb2, cluster_pb2)
 _CALLED_OTHERWISE: Final[dict[type, str]] = {ConfigValues: "LogConfig", LogJournal: "Journal"}
 
 
-def message_of(word: type) -> type[Message]:
-    called = _CALLED_OTHERWISE.get(word, word.__name__)
+def message_of(kind: type) -> type[Message]:
+    called = _CALLED_OTHERWISE.get(kind, kind.__name__)
     for name in (f"{called}Request", called):
         for module in _MODULES:
             if found := getattr(module, name, None):
                 message: type[Message] = found
                 return message
-    raise AssertionError(f"no message for {word}")
+    raise AssertionError(f"no message for {kind}")
 
 
-def pack(word: Any) -> Any:
+def pack(value: Any) -> Any:
     """Converts a request or response to its protobuf message."""
-    kind: Any = type(word)
-    return _packer(kind)(word)
+    kind: Any = type(value)
+    return _packer(kind)(value)
 
 
-def unpack(message: Message, word: Any) -> Any:
-    """Converts a message to an object of the class `word`. Raises `InvalidRequest` if the message is invalid."""
-    return _unpacker(word)(message)
+def unpack(message: Message, kind: Any) -> Any:
+    """Converts a message to an object of the class `kind`. Raises `InvalidRequest` if the message is invalid."""
+    return _unpacker(kind)(message)
 
 
 def pack_event(event: Any) -> log_pb2.ReadEvent:
@@ -116,11 +116,11 @@ def _snake(name: str) -> str:
 
 
 @cache
-def _packer(word: Any) -> Convert:
-    message = message_of(word)
-    hints = get_type_hints(word)
-    plain = [f.name for f in fields(word) if _to_wire(hints[f.name]) is None]
-    others = [(f.name, w) for f in fields(word) if (w := _to_wire(hints[f.name]))]
+def _packer(kind: Any) -> Convert:
+    message = message_of(kind)
+    hints = get_type_hints(kind)
+    plain = [f.name for f in fields(kind) if _to_wire(hints[f.name]) is None]
+    others = [(f.name, w) for f in fields(kind) if (w := _to_wire(hints[f.name]))]
 
     def packed(value: Any) -> Any:
         found = {name: getattr(value, name) for name in plain}
@@ -133,13 +133,13 @@ def _packer(word: Any) -> Convert:
 
 
 @cache
-def _unpacker(word: Any) -> Convert:
-    hints = get_type_hints(word)
-    descriptor = message_of(word).DESCRIPTOR
-    parts = [_part(each, hints[each.name], descriptor) for each in fields(word)]
+def _unpacker(kind: Any) -> Convert:
+    hints = get_type_hints(kind)
+    descriptor = message_of(kind).DESCRIPTOR
+    parts = [_part(each, hints[each.name], descriptor) for each in fields(kind)]
 
     def unpacked(message: Any) -> Any:
-        return word(*[part(message) for part in parts])
+        return kind(*[part(message) for part in parts])
 
     return unpacked
 
@@ -216,8 +216,8 @@ def _to_wire(hint: Any) -> Convert | None:
         return detail_of
     if issubclass(kind, Enum):
         return _enum_names(kind).__getitem__
-    word: Any = kind
-    return _packer(word)
+    message_class: Any = kind
+    return _packer(message_class)
 
 
 def _from_wire(hint: Any) -> Convert:
@@ -244,8 +244,8 @@ def _from_wire(hint: Any) -> Convert:
         return error_of
     if issubclass(kind, Enum):
         return _enum_members(kind)
-    word: Any = kind
-    return _unpacker(word)
+    message_class: Any = kind
+    return _unpacker(message_class)
 
 
 def _same(value: Any) -> Any:

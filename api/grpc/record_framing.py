@@ -33,11 +33,11 @@ class Packed:
     data: bytes
 
 
-def request_word(message: Any, word: Any) -> Any:
-    """Converts a request message to an object of the class `word`. Raises `InvalidRequest`."""
-    if word is Append and message.records:
+def unpack_request(message: Any, kind: Any) -> Any:
+    """Converts a request message to an object of the class `kind`. Raises `InvalidRequest`."""
+    if kind is Append and message.records:
         return unpack(_framed(message), Append)
-    return unpack(message, word)
+    return unpack(message, kind)
 
 
 def answer_message(request: Any, answer: Any) -> Any:

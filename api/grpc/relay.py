@@ -98,16 +98,16 @@ class Relay:
         return wanted
 
     def asks_owner(self, due: float) -> Elsewhere:
-        async def ask(error: NotOwner, word: Any) -> Any:
+        async def ask(error: NotOwner, request: Any) -> Any:
             if not (owner := str(error.ids.get("owner") or "")):
                 raise error
             with _explained(owner):
-                return await self._peers.ask(word, owner, due)
+                return await self._peers.ask(request, owner, due)
 
         return ask
 
     async def follow(
-        self, server: str, method: Method, caller: AuthenticatedCaller, _: Read, word: Any
+        self, server: str, method: Method, caller: AuthenticatedCaller, _: Read, request: Any
     ) -> AsyncGenerator[Any, None]:
         """Yields the events of a stream from `server`. Events for a reader without a quota stay packed, as
         they were received."""
@@ -118,7 +118,7 @@ class Relay:
         relayed = RelayedBytes(task)
         async with self._stream_to(server) as channels:
             start = channels.to(server, waits=True).unary_stream(method.path)
-            call = start(pack(word).SerializeToString(), metadata=channels.shown_to(server))
+            call = start(pack(request).SerializeToString(), metadata=channels.shown_to(server))
             try:
                 while True:
                     await self.memory.reserve(relayed)

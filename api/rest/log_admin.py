@@ -251,8 +251,8 @@ async def undelete_log(routing: Routing, request: Request, log: Log, how: HowOf)
     a new name, if the old one is taken.
     """
     said = await json_body(request) or {}
-    word = from_json(said, messages.UndeleteLog, log=log)
-    return json_response(await routing.ask(word, how))
+    message = from_json(said, messages.UndeleteLog, log=log)
+    return json_response(await routing.ask(message, how))
 
 
 @routes.get("/v1/deleted-logs", tags=["logs"], **described(messages.DeletedLogs))

@@ -367,9 +367,9 @@ def path_of(log: LogName) -> str:
 
 
 def json_response(
-    word: Any, *, status: int = 200, headers: dict[str, str] | None = None
+    message: Any, *, status: int = 200, headers: dict[str, str] | None = None
 ) -> Response:
-    return Response(dumped(to_json(word)), status, headers, JSON)
+    return Response(dumped(to_json(message)), status, headers, JSON)
 
 
 def tail_headers(tail: messages.LogTail) -> dict[str, str]:

@@ -65,5 +65,5 @@ async def begin_producer(routing: Routing, log: Log, how: HowOf, producer: Produ
     """Begins the next epoch of a producer, and returns how many records the producer has appended. Appends in this
     epoch have `Producer-Seq` 0, 1, 2, …; older epochs are refused.
     """
-    word = messages.BeginProducer(log, producer.encode())
-    return json_response(await routing.ask(word, how), status=201)
+    message = messages.BeginProducer(log, producer.encode())
+    return json_response(await routing.ask(message, how), status=201)

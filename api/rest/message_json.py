@@ -31,34 +31,34 @@ Convert = Callable[[Any], Any]
 Json = dict[str, Any]
 
 
-def to_json(word: Any) -> Json:
-    kind: Any = type(word)
-    found: Json = _writer(kind)(word)
+def to_json(value: Any) -> Json:
+    kind: Any = type(value)
+    found: Json = _writer(kind)(value)
     return found
 
 
-def from_json(data: Any, word: Any, **given: Any) -> Any:
+def from_json(data: Any, kind: Any, **given: Any) -> Any:
     """Parses a request. `given`: the fields that the body must not have. Raises `InvalidRequest`."""
     if not isinstance(data, dict):
         raise InvalidRequest(f"the body has to be an object, not {_kind_of(data)}")
-    return _reader(word, frozenset(given))(data, given)
+    return _reader(kind, frozenset(given))(data, given)
 
 
-def field_names(word: Any) -> dict[str, str]:
+def field_names(kind: Any) -> dict[str, str]:
     """A request's fields by their JSON names."""
-    hints = get_type_hints(word)
-    return {json_key(each, hints[each.name]): each.name for each in fields(word)}
+    hints = get_type_hints(kind)
+    return {json_key(each, hints[each.name]): each.name for each in fields(kind)}
 
 
 # --- To JSON ----------------------------------------------------------------------------------
 
 
 @cache
-def _writer(word: Any) -> Convert:
-    hints = get_type_hints(word)
+def _writer(kind: Any) -> Convert:
+    hints = get_type_hints(kind)
     parts = [
         (json_key(each, hints[each.name]), each.name, _to(hints[each.name]))
-        for each in fields(word)
+        for each in fields(kind)
     ]
 
     def write(value: Any) -> Json:
@@ -94,8 +94,8 @@ def _to(hint: Any) -> Convert | None:
         return dict
     if issubclass(kind, Enum):
         return _value_of
-    word: Any = kind
-    return _writer(word)
+    message_class: Any = kind
+    return _writer(message_class)
 
 
 def b64(data: bytes) -> str:
@@ -110,11 +110,11 @@ def _value_of(member: Enum) -> Any:
 
 
 @cache
-def _reader(word: Any, given: frozenset[str]) -> Callable[[Json, Json], Any]:
-    hints = get_type_hints(word)
+def _reader(kind: Any, given: frozenset[str]) -> Callable[[Json, Json], Any]:
+    hints = get_type_hints(kind)
     parts = [
         (json_key(each, hints[each.name]), each, _from(hints[each.name]), _is_optional(each, hints))
-        for each in fields(word)
+        for each in fields(kind)
         if each.name not in given
     ]
     known = {key for key, *_ in parts}
@@ -137,7 +137,7 @@ def _reader(word: Any, given: frozenset[str]) -> Callable[[Json, Json], Any]:
                     ) from None
             elif not has_default(field):
                 raise InvalidRequest(f"{key} is missing")
-        return word(**found)
+        return kind(**found)
 
     return read
 
@@ -164,8 +164,8 @@ def _from(hint: Any) -> Convert:
         return lambda values: tuple([convert(each) for each in _checked(values, list)])
     if issubclass(kind, Enum):
         return lambda value: _member(kind, value)
-    word: Any = kind
-    return lambda value: from_json(value, word)
+    message_class: Any = kind
+    return lambda value: from_json(value, message_class)
 
 
 def _checked(value: Any, kind: type) -> Any:

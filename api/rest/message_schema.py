@@ -21,26 +21,26 @@ _POSITION_SCHEMA: Final[Json] = {
 }
 
 
-def schema_of(word: Any, *, without: tuple[str, ...] = (), is_said: bool = False) -> Json:
+def schema_of(kind: Any, *, without: tuple[str, ...] = (), is_said: bool = False) -> Json:
     """A message's JSON schema. `is_said`: clients send the message, and may leave out only fields with a default."""
-    hints = get_type_hints(word)
-    kept = [each for each in fields(word) if each.name not in without]
+    hints = get_type_hints(kind)
+    kept = [each for each in fields(kind) if each.name not in without]
     found: Json = {
         "type": "object",
-        "title": _TITLES.get(word, word.__name__),
+        "title": _TITLES.get(kind, kind.__name__),
         "properties": {json_key(f, hints[f.name]): _schema(hints[f.name], is_said) for f in kept},
         "required": [json_key(f, hints[f.name]) for f in kept if not (is_said and has_default(f))],
     }
-    if text := _first_line(word):
+    if text := _first_line(kind):
         found["description"] = text
     if is_said:
         found["additionalProperties"] = False
     return found
 
 
-def _first_line(word: Any) -> str:
-    text = (word.__doc__ or "").partition("\n")[0]
-    return "" if text.startswith(f"{word.__name__}(") else text
+def _first_line(kind: Any) -> str:
+    text = (kind.__doc__ or "").partition("\n")[0]
+    return "" if text.startswith(f"{kind.__name__}(") else text
 
 
 def _schema(hint: Any, is_said: bool) -> Json:
@@ -105,11 +105,11 @@ _EXAMPLES: Final[Json] = {
 }
 
 
-def example_of(word: Any, *, without: tuple[str, ...] = ()) -> Json:
+def example_of(kind: Any, *, without: tuple[str, ...] = ()) -> Json:
     """An example of a message: typical values for known names, otherwise of the schema's types."""
-    hints = get_type_hints(word)
+    hints = get_type_hints(kind)
     found: Json = {}
-    for each in fields(word):
+    for each in fields(kind):
         if each.name not in without:
             key = json_key(each, hints[each.name])
             found[key] = _example(each.name, hints[each.name])

@@ -45,20 +45,20 @@ class Asking:
     forward: Forward | None = None
     uid: str = ""  # The uid of the intended log; empty: any log of that name.
 
-    def of(self, word: Any) -> Any:
+    def of(self, request: Any) -> Any:
         """The request, with the uid of the intended log. Raises `InvalidRequest` if it has another uid."""
-        said = getattr(word, "uid", self.uid)
+        said = getattr(request, "uid", self.uid)
         if said == self.uid or not self.uid:
-            return word
+            return request
         if said:
             raise InvalidRequest(f"Log-Uid is {self.uid}, but the request also has the uid {said}")
-        return replace(word, uid=self.uid)
+        return replace(request, uid=self.uid)
 
 
 class PeerServers(Protocol):
     """Asks other log servers."""
 
-    async def ask(self, word: Any, address: str, due: float) -> Any:
+    async def ask(self, request: Any, address: str, due: float) -> Any:
         """Raises the errors of the other server, and of the connection to it."""
 
 
@@ -79,26 +79,26 @@ class OwnerRouting:
         self._turns = ReaderTurns()
 
     async def ask(
-        self, word: Any, asking: Asking, *, more_ms: int = 0, due: float | None = None
+        self, request: Any, asking: Asking, *, more_ms: int = 0, due: float | None = None
     ) -> Any:
         """Returns the response, within the request's time-out plus `more_ms`. Raises `RollbookError`.
 
         `due`: the end of this time, for an HTTP request that needs more than one call.
         """
-        method, word = BY_REQUEST[type(word)], asking.of(word)
+        method, request = BY_REQUEST[type(request)], asking.of(request)
         if due is None:
             due = asyncio.get_running_loop().time() + (asking.timeout_ms + more_ms) / 1000
 
-        async def ask_owner(error: NotOwner, word: Any) -> Any:
+        async def ask_owner(error: NotOwner, request: Any) -> Any:
             owner = str(error.ids.get("owner") or "")
             wanted = asking.forward or ("never" if self.url_of(owner) else "auto")
             if wanted == "never" or not owner or self._peers is None:
                 raise error
-            return await self._peers.ask(word, owner, due)
+            return await self._peers.ask(request, owner, due)
 
         try:
             async with asyncio.timeout_at(due):
-                return await self._core.ask(method, word, due, ask_owner)
+                return await self._core.ask(method, request, due, ask_owner)
         except RollbookError as error:
             self._core.explained(error)
             raise
@@ -132,19 +132,19 @@ class OwnerRouting:
             at_tail=AtTail.FOLLOW,
         )
 
-    def follow(self, word: Any, stands: Offset | None = None) -> AsyncGenerator[Any, None]:
+    def follow(self, request: Any, stands: Offset | None = None) -> AsyncGenerator[Any, None]:
         """A reader's events. A caller that stops early closes the generator. `stands`: where the reader resumes."""
-        method = BY_REQUEST[type(word)]
-        if not isinstance(word, ReadStream):
-            return self._core.watch(method, word)
+        method = BY_REQUEST[type(request)]
+        if not isinstance(request, ReadStream):
+            return self._core.watch(method, request)
 
         async def stand(position: Position) -> Progress:
-            asked = FindOffset(word.log, position, word.uid)
+            asked = FindOffset(request.log, position, request.uid)
             found: FoundOffset = await self.ask(asked, Asking(_STAND_MS))
             return Progress.held_back(found.offset, found.head, found.tail)
 
         return self._turns.take(
-            lambda through: self._core.watch(method, word, through, stands), stand, stands
+            lambda through: self._core.watch(method, request, through, stands), stand, stands
         )
 
     async def close(self) -> None:

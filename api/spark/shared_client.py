@@ -41,9 +41,9 @@ class ServerChannel:
             wait_s=timeout_s,
         )
 
-    def ask(self, word: Any) -> Any:
+    def ask(self, request: Any) -> Any:
         """Sends a request of `rollbook.logservice.messages` that may be repeated."""
-        return self.patiently(lambda: self.client.ask(word))
+        return self.patiently(lambda: self.client.ask(request))
 
     def patiently(self, call: Callable[[], T]) -> T:
         """Repeats a call after temporary failures, as often and as long as the options allow."""

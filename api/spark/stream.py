@@ -268,7 +268,7 @@ class _Live:
         from rollbook.logservice import messages
         from rollbook.logservice.ids import CursorName, LogName, Offset
 
-        word = messages.CommitCursor(
+        request = messages.CommitCursor(
             LogName.parse(name),
             CursorName(self._options.cursor),
             Offset(point.next),
@@ -276,4 +276,4 @@ class _Live:
             may_rewind=True,
             uid=point.uid,
         )
-        self._channel.client.ask(word, timeout_s=1.0)
+        self._channel.client.ask(request, timeout_s=1.0)

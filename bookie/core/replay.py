@@ -1,12 +1,12 @@
 """The result of reading a journal file again after a stop.
 
-Entries enter a memtable as they did when they were written, and facts about ledgers are reported in
-order. If a record is damaged, its entries with a valid digest are kept, and all other entries that
-its rows name are in doubt (B1); ledgers that it may have fenced count as fenced (B4).
+Entries enter a journal index as they did when they were written, and facts about ledgers are
+reported in order. If a record is damaged, its entries with a valid digest are kept, and all other
+entries that its rows name are in doubt (B1); ledgers that it may have fenced count as fenced (B4).
 
-Entries of many records are gathered before they are moved to the memtable. Gathered entries are
-always moved before the next record of another kind is replayed, so that a ledger's entries keep
-their order.
+Entries of many records are gathered before they are moved to the index. Gathered entries are always
+moved before the next record of another kind is replayed, so that a ledger's entries keep their
+order.
 """
 
 from array import array
@@ -40,7 +40,7 @@ _GATHERED_MAX: Final = 128 * 1024  # Gathered adds; they take 70 bytes each unti
 
 @dataclass(slots=True)
 class Replayed:
-    memtable: JournalIndex = field(default_factory=JournalIndex)
+    index: JournalIndex = field(default_factory=JournalIndex)
     shape: JournalShape = field(default_factory=JournalShape)
     records: IntArray = field(default_factory=lambda: array("I"))
     # The control records of the file, in order.
@@ -65,11 +65,11 @@ class Replayed:
             self.flush()
 
     def flush(self) -> None:
-        """Moves all gathered entries to the memtable."""
+        """Moves all gathered entries to the index."""
         if not self._gathered:
             return
         for entries in self._gathered.take():
-            self.memtable.add_group(*entries)
+            self.index.add_group(*entries)
 
 
 def replay(reader: RecordReader, found: Scan) -> Replayed:
@@ -101,7 +101,7 @@ def replay_record(result: Replayed, record: FoundRecord, body: bytes) -> None:
             result.controls.append(control)
             if control.operation in (ControlOperation.DELETE, ControlOperation.DROP):
                 result.flush()
-                result.memtable.drop(control.ledger_id)
+                result.index.drop(control.ledger_id)
 
 
 def entries_of(body: bytes) -> Iterator[tuple[int, int, int, int, int]]:
@@ -118,7 +118,7 @@ def entries_of(body: bytes) -> Iterator[tuple[int, int, int, int, int]]:
 
 def _replay_entries(result: Replayed, record: FoundRecord, body: bytes) -> None:
     for ledger_id, entry_id, lac, at, length in entries_of(body):
-        result.memtable.add_group(ledger_id, lac, [entry_id], [record.body_start + at], [length])
+        result.index.add_group(ledger_id, lac, [entry_id], [record.body_start + at], [length])
     result.records.append(record.position)
 
 
@@ -135,7 +135,7 @@ def _replay_rot(result: Replayed, reader: RecordReader, rot: Rot) -> None:
     body_start, body = rot.record.body_start, reader.damaged_body(rot.record)
     ledger_ids = dict.fromkeys(row.ledger_id for row in rot.rows)
     for entry in find_entries(body, ledger_ids, result.keys):
-        result.memtable.add_group(
+        result.index.add_group(
             entry.ledger_id,
             entry.last_add_confirmed,
             [entry.entry_id],

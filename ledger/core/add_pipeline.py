@@ -112,7 +112,7 @@ class AddPipeline:
         self._released_bytes = 0  # The part of `appended_bytes` whose frames were dropped.
         self._full_at_bytes = window_bytes  # The window is full when `appended_bytes` reaches this.
         self._full_at_entry = FIRST_ENTRY + window_entries  # The first entry that does not fit.
-        self._seats = [SlotProgress(FIRST_ENTRY) for _ in range(quorum.ensemble)]
+        self._progress = [SlotProgress(FIRST_ENTRY) for _ in range(quorum.ensemble)]
         self._busy_pauses_s = [0.0] * quorum.ensemble  # The latest pause of each slot.
         self._joined_of = (FIRST_ENTRY, FIRST_ENTRY)
         self._joined = b""
@@ -217,13 +217,13 @@ class AddPipeline:
         return self.acks.acked_below(slot) < self.next_entry
 
     def has_more(self, slot: int) -> bool:
-        seat = self._seats[slot]
-        return seat.sent < self.next_entry and seat.takes_entries and not seat.is_paused
+        progress = self._progress[slot]
+        return progress.sent < self.next_entry and progress.takes_entries and not progress.is_paused
 
     def gathers(self, slot: int, unanswered: int) -> bool:
         """Returns whether the slot's unsent entries should wait for more: they are fewer than the
         `unanswered` adds, and smaller than a full chunk (WR10)."""
-        count = self.next_entry - self._seats[slot].sent
+        count = self.next_entry - self._progress[slot].sent
         return (
             count * self._quorum.write < unanswered * self._quorum.ensemble
             and count * self.kept_bytes < _CHUNK_BYTES * (self.next_entry - self._first)
@@ -250,13 +250,13 @@ class AddPipeline:
         if not self.has_more(slot):
             return _NOTHING
         self._build_frames()
-        seat, end = self._seats[slot], self.next_entry
-        if seat.sent == self.handed_end and not self._is_striped:
-            self._join(seat.sent, bytes_max)
-        if (seat.sent, end) != self._joined_of or len(self._joined) > bytes_max:
+        progress, end = self._progress[slot], self.next_entry
+        if progress.sent == self.handed_end and not self._is_striped:
+            self._join(progress.sent, bytes_max)
+        if (progress.sent, end) != self._joined_of or len(self._joined) > bytes_max:
             return self._take_some(slot, bytes_max)
-        count = end - seat.sent
-        seat.sent = self.handed_end = end
+        count = end - progress.sent
+        progress.sent = self.handed_end = end
         return self._joined, count
 
     def _join(self, start: EntryId, bytes_max: int) -> None:
@@ -269,14 +269,14 @@ class AddPipeline:
 
     def _take_some(self, slot: int, bytes_max: int) -> tuple[bytes, int]:
         """Returns the next frames for a slot that lags behind or does not hold every entry."""
-        seat, holds = self._seats[slot], self._quorum.holds
+        progress, holds = self._progress[slot], self._quorum.holds
         if self.kept_bytes <= bytes_max:
-            kept = islice(self._frames, seat.sent - self._first, None)
-            held = list(self._quorum.held(slot, seat.sent, kept))
-            seat.sent = self.handed_end = self.next_entry
+            kept = islice(self._frames, progress.sent - self._first, None)
+            held = list(self._quorum.held(slot, progress.sent, kept))
+            progress.sent = self.handed_end = self.next_entry
             return b"".join(held), len(held)
         frames: list[bytes] = []
-        entry_id, room = seat.sent, bytes_max
+        entry_id, room = progress.sent, bytes_max
         while entry_id < self.next_entry:
             if holds(slot, entry_id):
                 frame = self._frames[entry_id - self._first]
@@ -285,34 +285,34 @@ class AddPipeline:
                     break
                 frames.append(frame)
             entry_id = EntryId(entry_id + 1)
-        seat.sent = entry_id
+        progress.sent = entry_id
         self.handed_end = max(self.handed_end, entry_id)
         return b"".join(frames), len(frames)
 
     def restart(self, slot: int) -> None:
         """Prepares a slot for its new connection: all unacknowledged entries will be sent again."""
-        seat = self._seats[slot]
-        seat.sent = max(self.acks.acked_below(slot), self._first)
-        seat.refused.clear()
-        seat.is_paused = False
+        progress = self._progress[slot]
+        progress.sent = max(self.acks.acked_below(slot), self._first)
+        progress.refused.clear()
+        progress.is_paused = False
 
     # --- Answers ------------------------------------------------------------------------------
 
     def on_acks(self, slot: int, entry_ids: Sequence[EntryId]) -> bool:
         """Counts acks of a slot. Returns whether entries were confirmed."""
         self._busy_pauses_s[slot] = 0.0
-        return self.acks.on_acks(slot, entry_ids, self._seats[slot].sent)
+        return self.acks.on_acks(slot, entry_ids, self._progress[slot].sent)
 
     def on_busy(self, slot: int, entry_ids: Sequence[EntryId]) -> bool:
         """Notes that the bookie refused these entries as "busy"; `retry` sends them again. Returns
         whether the caller has to begin a pause."""
-        seat = self._seats[slot]
-        seat.refused += [
-            e for e in entry_ids if e < seat.sent and self.acks.is_waiting_for(slot, e)
+        progress = self._progress[slot]
+        progress.refused += [
+            e for e in entry_ids if e < progress.sent and self.acks.is_waiting_for(slot, e)
         ]
-        seat.last_sign = self.tick
-        is_news = not seat.is_paused and bool(seat.refused)
-        seat.is_paused = seat.is_paused or is_news
+        progress.last_sign = self.tick
+        is_news = not progress.is_paused and bool(progress.refused)
+        progress.is_paused = progress.is_paused or is_news
         return is_news
 
     def next_pause_s(self, slot: int, chance: float) -> float:
@@ -326,19 +326,19 @@ class AddPipeline:
         """Ends a pause. Returns the refused entries, as many as fit but at least one, and their
         number. If some entries are left, the slot stays paused, and the caller has to call `retry`
         again."""
-        seat = self._seats[slot]
-        refused = [each for each in sorted(set(seat.refused)) if self._lacks(slot, each)]
+        progress = self._progress[slot]
+        refused = [each for each in sorted(set(progress.refused)) if self._lacks(slot, each)]
         frames = [self._frames[each - self._first] for each in refused]
         count = _count_that_fit(frames, bytes_max)
-        seat.refused = refused[count:]
-        seat.is_paused = bool(seat.refused)
+        progress.refused = refused[count:]
+        progress.is_paused = bool(progress.refused)
         return b"".join(frames[:count]), count
 
     def is_paused(self, slot: int) -> bool:
-        return self._seats[slot].is_paused
+        return self._progress[slot].is_paused
 
     def _lacks(self, slot: int, entry_id: EntryId) -> bool:
-        is_kept = entry_id >= self._first and self._seats[slot].takes_entries
+        is_kept = entry_id >= self._first and self._progress[slot].takes_entries
         return is_kept and self.acks.is_waiting_for(slot, entry_id)
 
     def release(self) -> bool:
@@ -352,9 +352,9 @@ class AddPipeline:
         del self._frames[:count], self._lengths[:count]
         self._first = EntryId(self._first + count)
         self._full_at_entry = self._first + self._window_entries
-        for seat in self._seats:
-            if seat.takes_entries and seat.sent < self._first:
-                seat.sent = self._first  # The slot holds none of these.
+        for progress in self._progress:
+            if progress.takes_entries and progress.sent < self._first:
+                progress.sent = self._first  # The slot holds none of these.
         if self.has_all_replies:
             self._joined = b""
         return True
@@ -364,13 +364,13 @@ class AddPipeline:
     def suspend(self, slot: int) -> None:
         """Stops sending to the slot, whose bookie has failed. Its copies count until `withdraw` is
         called."""
-        self._seats[slot].takes_entries = False
+        self._progress[slot].takes_entries = False
 
     def resume(self, slot: int) -> tuple[EntryId, EntryId]:
         """Sends to the slot again, because its bookie is back. Returns the range of entries that
         the bookie will never get."""
         lacks_from = self.acks.recall(slot, self._first)
-        self._seat(slot)
+        self._reset_progress(slot)
         return lacks_from, max(lacks_from, self._first)
 
     def withdraw(self, slot: int) -> None:
@@ -384,12 +384,12 @@ class AddPipeline:
         start = max(first_entry, self._first)
         self._busy_pauses_s[slot] = 0.0
         self.acks.admit(slot, start)
-        self._seat(slot)
+        self._reset_progress(slot)
         return first_entry, start
 
-    def _seat(self, slot: int) -> None:
+    def _reset_progress(self, slot: int) -> None:
         acked = self.acks.acked_below(slot)
-        self._seats[slot] = SlotProgress(
+        self._progress[slot] = SlotProgress(
             max(acked, self._first), since=self.tick, acked_seen=acked, last_sign=self.tick
         )
 
@@ -403,13 +403,13 @@ class AddPipeline:
         overdue: list[int] = []
         if not self._half_full_since and (not self._ages or self._ages[0][0] == self.tick):
             return overdue  # All adds of the previous tick have their replies.
-        for slot, seat in enumerate(self._seats):
+        for slot, progress in enumerate(self._progress):
             acked = self.acks.acked_below(slot)
-            if acked != seat.acked_seen or acked >= self.next_entry:
-                seat.acked_seen, seat.last_sign = acked, self.tick
-            if not seat.takes_entries:
+            if acked != progress.acked_seen or acked >= self.next_entry:
+                progress.acked_seen, progress.last_sign = acked, self.tick
+            if not progress.takes_entries:
                 self._excuse_if_full(slot)
-            elif self._age(acked, seat.since) >= DEADLINE_TICKS or self._is_laggard(seat):
+            elif self._age(acked, progress.since) >= DEADLINE_TICKS or self._is_laggard(progress):
                 overdue.append(slot)
         return overdue
 
@@ -458,15 +458,15 @@ class AddPipeline:
             return 0
         return self._lengths[count - 1] - self._length_before + count * _AROUND_BYTES
 
-    def _is_laggard(self, seat: SlotProgress) -> bool:
+    def _is_laggard(self, progress: SlotProgress) -> bool:
         """Returns whether the bookie is too slow. A bookie that answered "busy" is not too slow
         before the deadline, because it waits for us to send again (WR8)."""
-        silent_for = self.tick - max(seat.last_sign, self._half_full_since)
+        silent_for = self.tick - max(progress.last_sign, self._half_full_since)
         return (
             self._half_full_since > 0
             and silent_for >= LAGGARD_TICKS
-            and seat.acked_seen <= self.acks.last_add_confirmed
-            and not seat.refused
+            and progress.acked_seen <= self.acks.last_add_confirmed
+            and not progress.refused
         )
 
     def _excuse_if_full(self, slot: int) -> None:

@@ -3,7 +3,7 @@
     adds to b3 fail ──► b3 is down ──► withdrawn: its copies stop counting ──► CAS: fragment at LAC + 1
                           │                                                      names b4 for b3
                           └─ no other bookie: it stays down;                          │
-                             reconnected: it gets its seat back     b4 gets what is not confirmed
+                             reconnected: it gets its slot back     b4 gets what is not confirmed
 
 - One change is made at a time; bookies that fail during a change are replaced by the next one
   (WR3). A slot without a replacement stays down, and a replacement is sought again later.
@@ -141,7 +141,7 @@ class OpenEnsemble:
 
     def on_refusal(self, slot: int, error: RollbookError) -> bool:
         """Marks the slot's bookie as down after a refused add, like `on_failure`. The bookie may
-        get its seat back at once, but the seat counts as vacant until the bookie acknowledges
+        get its slot back at once, but the slot counts as vacant until the bookie acknowledges
         something."""
         self._refusing |= 1 << slot
         return self.on_failure(slot, error)
@@ -170,7 +170,7 @@ class OpenEnsemble:
         self._refusing &= ~(1 << slot)
 
     def on_open(self, slot: int) -> bool:
-        """Notes that the slot has a connection again. Returns whether its bookie has its seat back.
+        """Notes that the slot has a connection again. Returns whether its bookie has its slot back.
         If the connection is lost again before an answer, the slot fails."""
         down = self._down.get(slot)
         if down is None or not down.ends_when_open or self._leaving >> slot & 1:
@@ -179,11 +179,11 @@ class OpenEnsemble:
         return True
 
     def on_rested(self, slot: int) -> None:
-        """Gives the bookie its seat back, because its quarantine is over and it has a connection."""
+        """Gives the bookie its slot back, because its quarantine is over and it has a connection."""
         del self._down[slot]
 
     def on_leaving(self, slots: Iterable[int]) -> None:
-        """Notes that successors are picked for these slots: their old bookies cannot get the seats
+        """Notes that successors are picked for these slots: their old bookies cannot get the slots
         back."""
         self._leaving = sum(1 << slot for slot in slots)
 

@@ -1,7 +1,7 @@
 """A segment that is written to fewer bookies than its log wants (LS13, LS16).
 
     made with too few     no full ensemble was available when the segment began
-    with vacant seats     a bookie of the ensemble failed or has left, and no other bookie can take its seat in
+    with vacant slots     a bookie of the ensemble failed or has left, and no other bookie can take its slot in
                           this ledger. A bookie that was formatted since the ledger began takes entries of new
                           ledgers only
 
@@ -9,7 +9,7 @@ An ack promises as many copies as the log's ack quorum, which never shrinks. A d
 copies beyond the ack quorum. A ledger that is made with too few bookies has the smaller quorum in its
 metadata, so readers, recovery and re-replication treat it as any other ledger.
 
-A ledger never gets more seats. So in both cases the log begins a new segment as soon as enough bookies for a
+A ledger never gets more slots. So in both cases the log begins a new segment as soon as enough bookies for a
 better one take new ledgers. Repair makes the missing copies of a closed segment.
 """
 
@@ -22,11 +22,11 @@ FULL_ENSEMBLE: Final = "full ensemble"  # The segment was made with too few book
 # The segment was made with too few bookies for all copies of an entry; the next one needs enough bookies for all
 # copies, but no full ensemble.
 ALL_COPIES: Final = "all copies"
-VACANT_SEAT: Final = "vacant seat"  # A seat of the segment was vacant for `VACANT_S`.
+VACANT_SLOT: Final = "vacant seat"  # A slot was vacant for `VACANT_S`. The reason is stored.
 
-# How long seats must be vacant before the log begins a new segment for them: longer than a bookie takes to
-# restart, and as long as a writer waits before it gives up a seat (WR11). Larger: more records lack a copy.
-# Smaller: the restart of a bookie rolls all logs in which it has a seat.
+# How long slots must be vacant before the log begins a new segment for them: longer than a bookie takes to
+# restart, and as long as a writer waits before it gives up a slot (WR11). Larger: more records lack a copy.
+# Smaller: the restart of a bookie rolls all logs in which it has a slot.
 VACANT_S: Final = 15.0
 # The wait after a first attempt if the segment was made with too few bookies; each further attempt doubles it.
 _AGAIN_S: Final = 1.0
@@ -52,7 +52,7 @@ def bookies_for_better(wanted: Quorum, made: Quorum, reason: str) -> int:
 
     It is the write quorum if entries lack copies now; otherwise the full ensemble.
     """
-    lacks_copies = reason == VACANT_SEAT or made.write < wanted.write
+    lacks_copies = reason == VACANT_SLOT or made.write < wanted.write
     return wanted.write if lacks_copies else wanted.ensemble
 
 
@@ -80,15 +80,15 @@ def better_segment(
 class RollToMoreBookies:
     """Decides when the owner of a degraded segment begins a new one, if enough bookies take new ledgers (LS16).
 
-    The owner asks every one or two seconds while the segment is degraded. Vacant seats are a reason
-    `VACANT_S` after the first seat became vacant. This time starts again only after all seats were taken
-    for `VACANT_S` or the latest wait, whichever is longer. If a new segment loses a seat, too (for example
+    The owner asks every one or two seconds while the segment is degraded. Vacant slots are a reason
+    `VACANT_S` after the first slot became vacant. This time starts again only after all slots were taken
+    for `VACANT_S` or the latest wait, whichever is longer. If a new segment loses a slot, too (for example
     because a bookie responds but takes no entries), or cannot be begun, each further attempt waits twice as
     long as the one before.
     """
 
     def __init__(self) -> None:
-        self.attempts = 0  # Attempts since all seats were last taken for long enough.
+        self.attempts = 0  # Attempts since all slots were last taken for long enough.
         self._wait_s = 0.0  # How long to wait after the latest attempt.
         self._not_before_s = 0.0
         self._vacant_since_s: float | None = None
@@ -103,19 +103,19 @@ class RollToMoreBookies:
             return None
         since_s = self._vacant_since_s
         if vacant and since_s is not None and now_s >= since_s + VACANT_S:
-            return VACANT_SEAT
+            return VACANT_SLOT
         return FULL_ENSEMBLE if is_made_short else None
 
     @property
     def is_over(self) -> bool:
-        """Return whether there is nothing to watch until a seat becomes vacant. If the segment was made
+        """Return whether there is nothing to watch until a slot becomes vacant. If the segment was made
         with too few bookies, the caller continues to watch it.
         """
         return self._vacant_since_s is None and self.attempts == 0
 
     def on_attempt(self, now_s: float, reason: str) -> None:
         """Take note of an attempt to begin a segment, successful or not."""
-        first_s = VACANT_S if reason == VACANT_SEAT else _AGAIN_S
+        first_s = VACANT_S if reason == VACANT_SLOT else _AGAIN_S
         self._wait_s = min(first_s * 2.0**self.attempts, _AGAIN_S_MAX)
         self._not_before_s = now_s + self._wait_s
         self.attempts += 1

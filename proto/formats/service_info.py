@@ -25,7 +25,7 @@ TLS_PROTOCOL: Final = "rollbook-tls"  # The endpoint for requests over TLS. Book
 INCARNATION: Final = "rollbook.incarnation"
 # The `DiskLock.token` of the lock on the bookie's directories.
 HOLDER: Final = "rollbook.holder"
-# "true" if the bookie will leave the cluster, and gives up its seats.
+# "true" if the bookie will leave the cluster, and gives up its slots.
 DRAINING: Final = "rollbook.draining"
 # "true" if the bookie may have lost any entry, and accepts none.
 DOUBTING: Final = "rollbook.doubting"
@@ -92,7 +92,7 @@ class BookieServiceInfo:
         return dict(self.properties).get(DRAINING) == "true"
 
     @property
-    def gives_up_seats(self) -> bool:
+    def gives_up_slots(self) -> bool:
         """True if writers leave the bookie although it is registered."""
         return self.is_draining or dict(self.properties).get(DOUBTING) == "true"
 

@@ -1,5 +1,5 @@
-"""Makes an array of equidistant numbers in one step, for the columns of a memtable and of adds that
-look alike.
+"""Makes an array of equidistant numbers in one step, for the columns of a journal index and of
+adds that look alike.
 """
 
 import sys

@@ -96,9 +96,9 @@ class Requests:
 # --- Copies -----------------------------------------------------------------------------------
 
 
-def closed_seats(metadata: LedgerMetadata) -> Iterator[SlotRepair]:
-    """Yield the seats of closed fragments, whose shares are known completely. A ledger in recovery has no
-    such seats (LM3).
+def closed_slots(metadata: LedgerMetadata) -> Iterator[SlotRepair]:
+    """Yield the slots of closed fragments, whose shares are known completely. A ledger in recovery has no
+    such slots (LM3).
     """
     if metadata.state is LedgerState.IN_RECOVERY:
         return
@@ -110,21 +110,21 @@ def closed_seats(metadata: LedgerMetadata) -> Iterator[SlotRepair]:
 
 
 def pick_sample(
-    quorum: Quorum, seat: SlotRepair, percent: float, start: float
+    quorum: Quorum, repair: SlotRepair, percent: float, start: float
 ) -> list[list[EntryId]]:
-    """Pick the runs of the seat's share to read: the first and the last entry, and in between one run of this
+    """Pick the runs of the slot's share to read: the first and the last entry, and in between one run of this
     percentage. `fraction` selects where that run begins.
     """
-    count = seat.last_entry - seat.first_entry + 1
+    count = repair.last_entry - repair.first_entry + 1
     size = min(ceil(count * percent / 100), count)
-    first = seat.first_entry + int(start * (count - size + 1))
-    run = seat.share(quorum, range(first, first + size))
-    end = seat.last_entry + 1
-    # At either end of the fragment, this number of consecutive entries includes at least one entry of the
-    # seat.
+    first = repair.first_entry + int(start * (count - size + 1))
+    run = repair.share(quorum, range(first, first + size))
+    end = repair.last_entry + 1
+    # At either end of the fragment, this number of consecutive entries includes at least one entry of
+    # the slot.
     near = quorum.ensemble - quorum.write + 1
-    head = seat.share(quorum, range(seat.first_entry, min(seat.first_entry + near, end)))
-    tail = seat.share(quorum, range(max(seat.first_entry, end - near), end))
+    head = repair.share(quorum, range(repair.first_entry, min(repair.first_entry + near, end)))
+    tail = repair.share(quorum, range(max(repair.first_entry, end - near), end))
     found = [run] if run else []
     found += [[each] for each in dict.fromkeys((*head[:1], *tail[-1:])) if each not in run]
     return found

@@ -1,17 +1,17 @@
 """Plans the repairs that give every entry of one ledger all its copies again (RP1).
 
-Each fragment with a known end is repaired seat by seat:
+Each fragment with a known end is repaired slot by slot:
 
     the bookie is registered and stays   RESTORE  the entries that its list lacks are copied back to it
-    it is lost, or it is draining        REPLACE  another bookie gets the seat's share, then the seat
+    it is lost, or it is draining        REPLACE  another bookie gets the slot's share, then the slot
 
 An open fragment is never changed (LM4): its writer replaces lost bookies itself, or is dead and the ledger
 has to be closed first. A ledger in recovery is recovered first. A ledger that was reserved and has no
-writer yet has no entries, so only its seats change.
+writer yet has no entries, so only its slots change.
 
 A marked bookie that is only read-only is not lost: its entries are restored like those of any other bookie.
 
-During the repair of a seat, `seat_step` returns the next step:
+During the repair of a slot, `repair_step` returns the next step:
 
     RESTORE   all copied                          WHOLE
               some entries are unavailable        STUCK
@@ -60,12 +60,12 @@ class FirstStep(Enum):
     RECOVER = "recover"  # A recovery of the ledger has begun and has to be completed.
     # The open end names a marked bookie: close the ledger if its writer does not leave the bookie.
     AWAIT_WRITER = "await the writer"
-    MOVE_SEAT = "move the seat"  # No writer has claimed the ledger yet, so it has no entries.
+    MOVE_SLOT = "move the slot"  # No writer has claimed the ledger yet, so it has no entries.
 
 
 @dataclass(frozen=True, slots=True)
 class SlotRepair:
-    """One seat in the ensemble of one fragment, and the repair that it needs."""
+    """One slot in the ensemble of one fragment, and the repair that it needs."""
 
     fragment: Fragment
     last_entry: EntryId  # The fragment's last entry; one less than its first entry if it is empty.
@@ -81,7 +81,7 @@ class SlotRepair:
         return self.fragment.first_entry
 
     def share(self, quorum: Quorum, window: range) -> list[EntryId]:
-        """Return the entries that this seat holds in a window of the fragment, in ascending order."""
+        """Return the entries that this slot holds in a window of the fragment, in ascending order."""
         if quorum.ensemble == quorum.write:
             return [EntryId(each) for each in window]
         return [EntryId(each) for each in window if quorum.holds(self.slot, EntryId(each))]
@@ -91,20 +91,20 @@ class SlotRepair:
 class RepairPlan:
     first_step: FirstStep
     # The repairs of closed fragments, those with the fewest other members present first.
-    seats: tuple[SlotRepair, ...]
-    open_seats: tuple[int, ...] = ()  # The slots of marked bookies in the open fragment.
+    repairs: tuple[SlotRepair, ...]
+    open_slots: tuple[int, ...] = ()  # The slots of marked bookies in the open fragment.
 
 
 class RestoreResult(Enum):
-    """The result of restoring missing entries on the bookie that holds the seat."""
+    """The result of restoring missing entries on the bookie that holds the slot."""
 
     COMPLETE = "complete"
     INCOMPLETE = "incomplete"  # Some entries are unavailable.
     NO_ROOM = "no room"  # The bookie is alive, but has no room for the missing entries.
 
 
-class SeatStep(Enum):
-    """The next step in the repair of a seat."""
+class RepairStep(Enum):
+    """The next step in the repair of a slot."""
 
     RESTORE = "restore"
     LOOK_UP = "look up"  # Find out whether the bookie is registered at this moment.
@@ -113,36 +113,36 @@ class SeatStep(Enum):
     REPLACE_LOST = "replace lost"  # Swap the bookie only if it is still not registered.
 
 
-class SeatOutcome(Enum):
-    WHOLE = "whole"  # The bookie of the seat has all its entries.
-    CHANGED = "changed"  # The seat has a new bookie, or has to be planned again.
+class RepairOutcome(Enum):
+    WHOLE = "whole"  # The bookie of the slot has all its entries.
+    CHANGED = "changed"  # The slot has a new bookie, or has to be planned again.
     STUCK = "stuck"  # Some entries are unavailable, for now or permanently.
 
 
-_AFTER_RESTORE: Final[Mapping[RestoreResult, SeatStep | SeatOutcome]] = {
-    RestoreResult.COMPLETE: SeatOutcome.WHOLE,
-    RestoreResult.INCOMPLETE: SeatOutcome.STUCK,
-    RestoreResult.NO_ROOM: SeatStep.REPLACE_PRESENT,
+_AFTER_RESTORE: Final[Mapping[RestoreResult, RepairStep | RepairOutcome]] = {
+    RestoreResult.COMPLETE: RepairOutcome.WHOLE,
+    RestoreResult.INCOMPLETE: RepairOutcome.STUCK,
+    RestoreResult.NO_ROOM: RepairStep.REPLACE_PRESENT,
 }
 
 
-def seat_step(
+def repair_step(
     action: Action,
     *,
     is_draining: bool,
     restored: RestoreResult | None = None,
     is_registered: bool | None = None,
-) -> SeatStep | SeatOutcome:
-    """Return the next step for a seat, or the outcome of its repair. `restored` is None before an attempt,
+) -> RepairStep | RepairOutcome:
+    """Return the next step for a slot, or the outcome of its repair. `restored` is None before an attempt,
     and `is_registered` is None before the bookie is looked up.
     """
     if action is Action.RESTORE:
-        return SeatStep.RESTORE if restored is None else _AFTER_RESTORE[restored]
+        return RepairStep.RESTORE if restored is None else _AFTER_RESTORE[restored]
     if is_draining:
-        return SeatStep.REPLACE_PRESENT
+        return RepairStep.REPLACE_PRESENT
     if is_registered is None:
-        return SeatStep.LOOK_UP
-    return SeatOutcome.CHANGED if is_registered else SeatStep.REPLACE_LOST
+        return RepairStep.LOOK_UP
+    return RepairOutcome.CHANGED if is_registered else RepairStep.REPLACE_LOST
 
 
 def plan_repair(
@@ -155,11 +155,11 @@ def plan_repair(
     looked_at: Collection[BookieId] = (),
 ) -> RepairPlan:
     """Return the plan of one ledger. `in_question` are the bookies that the ledger's mark names. `draining`
-    bookies lose their seats although they are present. `looked_at` bookies may lack copies and keep their
-    seats. All other bookies keep their seats, too, even lost ones, since their repair is not due yet (RP2).
+    bookies lose their slots although they are present. `looked_at` bookies may lack copies and keep their
+    slots. All other bookies keep their slots, too, even lost ones, since their repair is not due yet (RP2).
     """
-    seats: list[SlotRepair] = []
-    open_seats: tuple[int, ...] = ()
+    repairs: list[SlotRepair] = []
+    open_slots: tuple[int, ...] = ()
     for index, fragment in enumerate(metadata.fragments):
         last_entry = metadata.last_entry_of(index)
         slots = [
@@ -168,11 +168,13 @@ def plan_repair(
             if (action := _action(bookie, in_question, draining, looked_at, presence))
         ]
         if last_entry is None:
-            open_seats = tuple(slot for slot, action in slots if action is Action.REPLACE)
+            open_slots = tuple(slot for slot, action in slots if action is Action.REPLACE)
         else:
-            seats += [SlotRepair(fragment, last_entry, slot, action) for slot, action in slots]
-    seats.sort(key=lambda seat: (_others_present(seat, presence), seat.first_entry, seat.slot))
-    return RepairPlan(_first_step(metadata, open_seats, is_unclaimed), tuple(seats), open_seats)
+            repairs += [SlotRepair(fragment, last_entry, slot, action) for slot, action in slots]
+    repairs.sort(
+        key=lambda repair: (_others_present(repair, presence), repair.first_entry, repair.slot)
+    )
+    return RepairPlan(_first_step(metadata, open_slots, is_unclaimed), tuple(repairs), open_slots)
 
 
 def _action(
@@ -189,22 +191,22 @@ def _action(
     return Action.REPLACE if presence(bookie) is BookiePresence.LOST else Action.RESTORE
 
 
-def _others_present(seat: SlotRepair, presence: Callable[[BookieId], BookiePresence]) -> int:
+def _others_present(repair: SlotRepair, presence: Callable[[BookieId], BookiePresence]) -> int:
     return sum(
         presence(bookie) is not BookiePresence.LOST
-        for slot, bookie in enumerate(seat.fragment.ensemble)
-        if slot != seat.slot
+        for slot, bookie in enumerate(repair.fragment.ensemble)
+        if slot != repair.slot
     )
 
 
 def _first_step(
-    metadata: LedgerMetadata, open_seats: tuple[int, ...], is_unclaimed: bool
+    metadata: LedgerMetadata, open_slots: tuple[int, ...], is_unclaimed: bool
 ) -> FirstStep:
     if metadata.state is LedgerState.IN_RECOVERY:
         return FirstStep.RECOVER
-    if metadata.is_closed or not open_seats:
+    if metadata.is_closed or not open_slots:
         return FirstStep.NOTHING
-    return FirstStep.MOVE_SEAT if is_unclaimed else FirstStep.AWAIT_WRITER
+    return FirstStep.MOVE_SLOT if is_unclaimed else FirstStep.AWAIT_WRITER
 
 
 class GracePeriods(Generic[Key, Awaited]):
@@ -238,56 +240,56 @@ class GracePeriods(Generic[Key, Awaited]):
 
 def sources_of(
     quorum: Quorum,
-    seat: SlotRepair,
+    repair: SlotRepair,
     entry_id: EntryId,
     presence: Callable[[BookieId], BookiePresence],
 ) -> list[BookieId]:
     """Return bookies that may have a copy of the entry, in the order in which they are asked.
 
     One present member is asked before all others. The same member is asked for a whole fragment, so that it
-    reads in order. A bookie that loses its seat is used as a source while it is present. Lost bookies are
+    reads in order. A bookie that loses its slot is used as a source while it is present. Lost bookies are
     asked last, since they may be back.
     """
-    slots = [slot for slot in quorum.write_slots(entry_id) if slot != seat.slot]
-    if seat.action is Action.REPLACE:
-        slots.append(seat.slot)
-    members = [seat.fragment.ensemble[slot] for slot in slots]
-    start = seat.first_entry % max(1, len(members))
+    slots = [slot for slot in quorum.write_slots(entry_id) if slot != repair.slot]
+    if repair.action is Action.REPLACE:
+        slots.append(repair.slot)
+    members = [repair.fragment.ensemble[slot] for slot in slots]
+    start = repair.first_entry % max(1, len(members))
     # Every member has every entry, so keep reading from the same one.
     if quorum.ensemble == quorum.write:
-        members.sort(key=seat.fragment.ensemble.index)
+        members.sort(key=repair.fragment.ensemble.index)
         members = members[start:] + members[:start]
     members.sort(key=lambda bookie: presence(bookie) is BookiePresence.LOST)
     return list(dict.fromkeys(members))
 
 
 def lacking(
-    quorum: Quorum, seat: SlotRepair, listed: EntryList, bad: Sequence[EntrySpan] = ()
+    quorum: Quorum, repair: SlotRepair, listed: EntryList, bad: Sequence[EntrySpan] = ()
 ) -> Iterator[EntryId]:
-    """Yield the entries of the seat's share that its bookie does not list, or holds with bad bytes. They are
+    """Yield the entries of the slot's share that its bookie does not list, or holds with bad bytes. They are
     ascending.
     """
-    for window in windows(seat):
-        yield from lacking_in(window, quorum, seat, listed, bad)
+    for window in windows(repair):
+        yield from lacking_in(window, quorum, repair, listed, bad)
 
 
-def windows(seat: SlotRepair) -> Iterator[range]:
-    """Yield windows of the seat's fragment, so that no step of the loop handles a million entries."""
-    end = seat.last_entry + 1
-    for start in range(seat.first_entry, end, _WINDOW):
+def windows(repair: SlotRepair) -> Iterator[range]:
+    """Yield windows of the slot's fragment, so that no step of the loop handles a million entries."""
+    end = repair.last_entry + 1
+    for start in range(repair.first_entry, end, _WINDOW):
         yield range(start, min(start + _WINDOW, end))
 
 
 def lacking_in(
     window: range,
     quorum: Quorum,
-    seat: SlotRepair,
+    repair: SlotRepair,
     listed: EntryList,
     bad: Sequence[EntrySpan] = (),
 ) -> list[EntryId]:
     if not bad and _lists_all(listed, window):
         return []
-    share = seat.share(quorum, window)
+    share = repair.share(quorum, window)
     if not listed.packed:
         return share
     return [each for each in share if each not in listed or covers(bad, each)]

@@ -219,21 +219,25 @@ _SHOWN_TO_ALL: Final = (
 _FOR_OPERATORS: Final = (messages.DrainServer, messages.GetServerStats)
 
 
-def rights_for(word: Any) -> tuple[Right, ...]:
+def rights_for(request: Any) -> tuple[Right, ...]:
     """The rights on the request's log; the caller needs one of them. Empty: the request does not name one log."""
-    if type(word) is messages.CommitCursor and word.is_protected is not None:
+    if type(request) is messages.CommitCursor and request.is_protected is not None:
         # Protecting a cursor prevents truncation by others, and unprotecting allows it.
         return _ADMINS
-    return _ON_ITS_LOG.get(type(word), ())
+    return _ON_ITS_LOG.get(type(request), ())
 
 
-def may_ask(grants: Grants, word: Any) -> bool:
+def may_ask(grants: Grants, request: Any) -> bool:
     """Whether the caller may make this request. Every caller may request lists, since they leave out hidden logs."""
-    kind = type(word)
-    if rights := rights_for(word):
-        if kind is messages.UndeleteLog and word.to and not grants.may_any(rights, str(word.to)):
+    kind = type(request)
+    if rights := rights_for(request):
+        if (
+            kind is messages.UndeleteLog
+            and request.to
+            and not grants.may_any(rights, str(request.to))
+        ):
             return False
-        return grants.may_any(rights, str(word.log))
+        return grants.may_any(rights, str(request.log))
     if kind in _SHOWN_TO_ALL:
         return True
     if kind is messages.GetServerStats and grants.may_manage(Duty.LOOK):
@@ -245,14 +249,14 @@ def is_visible(grants: Grants, log: str) -> bool:
     return grants.may_any(_ANY, log)
 
 
-def is_act(word: Any) -> bool:
+def is_act(request: Any) -> bool:
     """Whether the request is an act, so that the audit records it. Appending, moving a cursor and renewing a writer
     are not acts."""
-    kind = type(word)
+    kind = type(request)
     if kind is messages.Truncate:
-        return not word.dry_run
+        return not request.dry_run
     if kind is messages.CommitCursor:
-        return word.is_protected is not None
+        return request.is_protected is not None
     return _ON_ITS_LOG.get(kind) == _ADMINS or kind in (
         messages.DrainServer,
         messages.AcquireWriter,

@@ -113,8 +113,8 @@ class _Gathering:
                 "cursors": messages.ListCursors(log),
             }
             self.found[f"log-{log.namespace}-{log.name}"] = {
-                what: await self.or_why(f"{what} of {log}", client.ask(word))
-                for what, word in asked.items()
+                what: await self.or_why(f"{what} of {log}", client.ask(request))
+                for what, request in asked.items()
             }
 
     async def _states(self, client: Client, logs_max: int) -> list[Any]:

@@ -99,8 +99,8 @@ class Look:
                 parts = [part if part is not None else other for part, other in pairs]
         elif None in parts:  # All servers are available, but some responses are slow.
             parts = [
-                part if part is not None else await self._client.ask(word)
-                for word, part in zip(self._parts, parts, strict=True)
+                part if part is not None else await self._client.ask(request)
+                for request, part in zip(self._parts, parts, strict=True)
             ]
             tail = tail or await self._tail_by(parts[1], _PART_S)
         state, owners, segments, cursors, journal = parts
@@ -119,7 +119,9 @@ class Look:
         in time.
         """
         due_s = time.monotonic() + _PART_S
-        asked = [asyncio.ensure_future(self._ask(word, _PART_S, server)) for word in self._parts]
+        asked = [
+            asyncio.ensure_future(self._ask(request, _PART_S, server)) for request in self._parts
+        ]
 
         async def tail() -> messages.LogTail | None:
             return await self._tail_by(await asked[1], due_s - time.monotonic())
@@ -137,8 +139,8 @@ class Look:
         owner = _owner_in(owners)
         if owner is None or not owner.is_owner:
             return None
-        word = messages.GetTail(self._log, messages.Consistency.CACHED)
-        tail: messages.LogTail | None = await self._ask(word, max(0.0, timeout_s), owner.address)
+        request = messages.GetTail(self._log, messages.Consistency.CACHED)
+        tail: messages.LogTail | None = await self._ask(request, max(0.0, timeout_s), owner.address)
         return tail
 
     async def _state_by(
@@ -150,17 +152,19 @@ class Look:
         owner = _owner_in(owners)
         if owner is None or not owner.address:
             return None
-        word = messages.GetLog(self._log)
-        found: messages.LogState | None = await self._ask(word, max(0.0, timeout_s), owner.address)
+        request = messages.GetLog(self._log)
+        found: messages.LogState | None = await self._ask(
+            request, max(0.0, timeout_s), owner.address
+        )
         return found
 
-    async def _ask(self, word: Any, timeout_s: float, server: str | None = None) -> Any:
+    async def _ask(self, request: Any, timeout_s: float, server: str | None = None) -> Any:
         """Returns the response, or None if the server was unavailable or too slow. Raises errors that the server
         returned, such as `NoSuchLog`.
         """
         timeout_s = min(timeout_s, self._timeout_s)
         try:
-            return await self._client.ask(word, timeout_s=timeout_s, server=server)
+            return await self._client.ask(request, timeout_s=timeout_s, server=server)
         except ServerUnreachable:
             if server is None:
                 raise

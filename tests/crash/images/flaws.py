@@ -108,7 +108,7 @@ def _drop_what_came_later(self: store_opening._Boot, replayed: Replayed, journal
     _learn(self, replayed, journal)
     for control in replayed.controls:
         if control.operation is ControlOperation.DROP:
-            replayed.memtable.drop(control.ledger_id)
+            replayed.index.drop(control.ledger_id)
 
 
 def _take_any_lac(self: LedgerFacts, last_add_confirmed: int, packet: bytes) -> LedgerFacts:

@@ -1,9 +1,9 @@
 """Repairs, drains and elections, judged commit by commit; what ledgers promise is judged by `ledger`.
 
-- **swapped in** (RP1): a bookie that gets a seat has every entry of the seat's share, durably, when
+- **swapped in** (RP1): a bookie that gets a slot has every entry of the slot's share, durably, when
   metadata names it; so no repair lowers the number of copies of any entry.
-- **swapped out** (RP2): a bookie that loses a seat by a repair is marked or drained, or it is looked at, lacks entries of
-  the seat's share and is read-only; a marked one that takes entries keeps it.
+- **swapped out** (RP2): a bookie that loses a slot by a repair is marked or drained, or it is looked at, lacks entries of
+  the slot's share and is read-only; a marked one that takes entries keeps it.
 - **hasty** (AU1): a bookie is marked only when it was not registered for the whole delay, and the auditor that marks it
   was elected and awake for that time, or somebody asked for an audit, or it is there and lacks entries (AU6), in a
   fragment that ended before the first of two looks (AU7).
@@ -11,7 +11,7 @@
 - **hot** (RP5, DH2): what failed is not tried again before its time, unless a drain began since it began, and no bookie is
   healed again before its time.
 - **reported twice** (DH4): that a bookie lost entries is reported once, by each process that heals it.
-- **unlocked** (MK2, MK3): who swaps a seat or removes a mark holds the ledger's lock.
+- **unlocked** (MK2, MK3): who swaps a slot or removes a mark holds the ledger's lock.
 - **unmarked** (RP6): a mark goes only when each bookie that it names has all of what it is to hold of the
   fragments that were closed when the lock was taken.
 - **fenced** (RP4, WR11): no repair closes a ledger whose writer lives, was not hindered by any fault for the
@@ -56,7 +56,7 @@ from rollbook.recovery.known_incarnations import WHOLE
 from rollbook.recovery.ledger_checks import SECOND_LOOK_S
 from rollbook.recovery.repair_task_nodes import DRAIN, FAILURES, STEWARD
 from tests.simulation.checkers.ledger.facts import Facts, LedgerFacts, OnBroken
-from tests.simulation.checkers.ledger.metadata import repaired_seat
+from tests.simulation.checkers.ledger.metadata import repaired_slot
 
 SWAPPED_IN: Final = "swapped in"
 SWAPPED_OUT: Final = "swapped out"
@@ -370,9 +370,9 @@ class ClusterChecker:
         if now is None or before is None:
             return
         is_repair = self._facts.are_repairers(by)
-        seat = repaired_seat(before, now)
-        if is_repair and seat is not None:
-            self._on_swapped(ledger, before, seat, by)
+        repaired = repaired_slot(before, now)
+        if is_repair and repaired is not None:
+            self._on_swapped(ledger, before, repaired, by)
         elif is_repair and before.state is LedgerState.OPEN:
             self._on_fenced(ledger, before, by)
 
@@ -387,10 +387,10 @@ class ClusterChecker:
         self._look_for_darkness()
 
     def _on_swapped(
-        self, ledger: LedgerFacts, before: LedgerMetadata, seat: tuple[int, int], by: Authors
+        self, ledger: LedgerFacts, before: LedgerMetadata, repaired: tuple[int, int], by: Authors
     ) -> None:
         self.tallies.swaps += 1
-        now, (index, slot) = ledger.metadata, seat
+        now, (index, slot) = ledger.metadata, repaired
         assert now is not None
         fragment, last = now.fragments[index], now.last_entry_of(index)
         assert last is not None
@@ -753,7 +753,7 @@ class ClusterChecker:
         self._look_for_darkness()
 
     def _look_for_darkness(self) -> None:
-        """Of the bookies that hold ledgers or serve: one that gave up its last seat counts no more (AU2)."""
+        """Of the bookies that hold ledgers or serve: one that gave up its last slot counts no more (AU2)."""
         named = dict.fromkeys(name for _, name in self._named_s)
         gone = [each for each in named if each in self._missed]
         population = len({**named, **self.writable, **self.read_only})

@@ -32,7 +32,7 @@ def test_rot_in_a_filled_journal_file_loses_at_most_one_entry(seed: int) -> None
         filled = storage._filled[0]
         acked = {
             (ledger_id, entry_id)
-            for ledger_id, rows in filled.memtable.ledgers.items()
+            for ledger_id, rows in filled.index.ledgers.items()
             for entry_id in rows.columns.entry_ids
         }
         first_record, end = filled.records.records[0], filled.end

@@ -107,7 +107,7 @@ async def whole(contents: bytes, durable_through: int) -> ReadBack:
 def known_of(found: ReadBack) -> tuple[object, ...]:
     replayed = found.replayed
     ledgers = {
-        ledger_id: rows.sorted_columns() for ledger_id, rows in replayed.memtable.ledgers.items()
+        ledger_id: rows.sorted_columns() for ledger_id, rows in replayed.index.ledgers.items()
     }
     return (
         ledgers,

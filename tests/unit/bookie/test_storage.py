@@ -285,7 +285,7 @@ def test_run_equals_single_reads(where: str) -> None:
         if where == "logs":
             await fill(storage, range(1), entries=130, size=1000)
             await settle(storage)
-            assert not storage._journal.active.memtable.find(7, 89)
+            assert not storage._journal.active.index.find(7, 89)
         everything = {n: await storage.read(7, n) for n in (*ids, 45)}
         for first in everything:
             for count_max, bytes_max in ((1, 0), (5, 10**6), (1000, 10**6), (1000, 2000)):

@@ -43,7 +43,7 @@ async def test_idle_writer_replaces_a_lost_bookie(cluster: LocalCluster) -> None
         writers = [await writer_on_lost_bookie(ledgers) for _ in range(3)]
         await writers[0].append(b"first")
         await lose(cluster, ledgers)
-        watch = ledgers._seat_watch
+        watch = ledgers._lost_bookie_watch
         await watch.look()
         assert all(GONE in w.metadata.fragments[-1].ensemble for w in writers), "it may return"
         watch._absences = LostMembers(absent_ns=0)
@@ -60,7 +60,7 @@ async def test_idle_writer_replaces_a_lost_bookie(cluster: LocalCluster) -> None
             await writer.close()
 
 
-async def test_lost_bookie_without_successor_keeps_its_seat(cluster: LocalCluster) -> None:
+async def test_lost_bookie_without_successor_keeps_its_slot(cluster: LocalCluster) -> None:
     """WR12: it is reported as vacant."""
     async with cluster.connect() as ledgers:
         await ledgers.until_writable(4, PATIENCE_S)
@@ -72,15 +72,15 @@ async def test_lost_bookie_without_successor_keeps_its_seat(cluster: LocalCluste
         await lose(cluster, ledgers)
         while len(ledgers.live().writable) > 2:
             await asyncio.sleep(0.01)
-        ledgers._seat_watch._absences = LostMembers(absent_ns=0)
-        await ledgers._seat_watch.look()
-        assert not writer._seating.down
+        ledgers._lost_bookie_watch._absences = LostMembers(absent_ns=0)
+        await ledgers._lost_bookie_watch.look()
+        assert not writer._open_ensemble.down
         assert writer.vacant_seats == {GONE: "it is not registered"}
         await writer.append(b"two of three are enough")
         await writer.close()
 
 
-async def test_quarantined_successor_is_probed_and_takes_the_seat(cluster: LocalCluster) -> None:
+async def test_quarantined_successor_is_probed_and_takes_the_slot(cluster: LocalCluster) -> None:
     """A quarantine can outlast the time for which re-replication waits for a writer."""
     async with cluster.connect() as ledgers:
         await ledgers.until_writable(4, PATIENCE_S)
@@ -90,10 +90,10 @@ async def test_quarantined_successor_is_probed_and_takes_the_seat(cluster: Local
         )
         ledgers._health.on_failure(other, ledgers._clock.monotonic_ns())
         await lose(cluster, ledgers)
-        watch = ledgers._seat_watch
+        watch = ledgers._lost_bookie_watch
         watch._absences = LostMembers(absent_ns=0)
         await watch.look()
-        assert not writer._seating.down, "no bookie can take the seat yet"
+        assert not writer._open_ensemble.down, "no bookie can take the slot yet"
         await watch.look()
         while GONE in writer.metadata.fragments[-1].ensemble:
             await asyncio.sleep(0.01)

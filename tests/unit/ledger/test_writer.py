@@ -321,10 +321,10 @@ def test_hung_replica_stops_a_full_writer_only_briefly() -> None:
 
 
 @pytest.mark.parametrize("error", [BookieFailed, BookieReadOnly])
-def test_seat_of_a_refusing_bookie_is_vacant_until_it_takes_an_entry(
+def test_slot_of_a_refusing_bookie_is_vacant_until_it_takes_an_entry(
     error: type[RollbookError],
 ) -> None:
-    """WR12: also while the bookie has its seat again but is sent no entry."""
+    """WR12: also while the bookie has its slot again but is sent no entry."""
 
     async def story(scene: WriterScene) -> None:
         heard: list[int] = []
@@ -545,7 +545,7 @@ def test_quarantined_spare_is_used_once_it_answers() -> None:
     play_writer(story, bookies=("b1", "b2", "b3", "b4"))
 
 
-def test_hung_bookie_keeps_its_seat_once_it_answers() -> None:
+def test_hung_bookie_keeps_its_slot_once_it_answers() -> None:
     """WR3."""
 
     async def story(scene: WriterScene) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from rollbook.logservice import messages as words
+from rollbook.logservice import messages
 from rollbook.logservice.append_stream import ServerAppendStream
 from rollbook.logservice.ids import LogName
 from rollbook.logservice.log_config import LogConfig
@@ -234,14 +234,14 @@ def test_open_stream_applies_an_updated_configuration() -> None:
         stream = open_stream(a)
         stream.submit([bind(1, log, is_ordered=False)], [append(0)])
         await stream.results(1)
-        smaller = words.UpdateLog(log, LogConfig(record_bytes_max=10), ("record_bytes_max",))
+        smaller = messages.UpdateLog(log, LogConfig(record_bytes_max=10), ("record_bytes_max",))
         await a.ask(a.service.update_log(smaller, a.due()))
         large = StreamAppend(1, 1, block_of(bytes(100))[0], None)
         stream.submit([], [large, append(2)])
         assert reasons(await stream.results(2)) == ["TOO_LARGE", "ok"]
         for asked in (
-            a.service.append(words.Append(log, large.block), a.due()),
-            a.service.seal(words.Seal(log, large.block), a.due()),
+            a.service.append(messages.Append(log, large.block), a.due()),
+            a.service.seal(messages.Seal(log, large.block), a.due()),
         ):
             with pytest.raises(EntryTooLarge):
                 await a.ask(asked)
@@ -260,7 +260,7 @@ def test_owner_applies_a_configuration_updated_during_opening(asked: str) -> Non
         is_open, step = False, 0
         while not is_open:
             log = await make_log(scene, log_suggested_to(a, step))
-            smaller = words.UpdateLog(log, LogConfig(record_bytes_max=10), ("record_bytes_max",))
+            smaller = messages.UpdateLog(log, LogConfig(record_bytes_max=10), ("record_bytes_max",))
             appending = asyncio.ensure_future(a.append(log, b"0"))
             await asyncio.sleep(step * 0.0003)
             is_open = appending.done()
@@ -269,7 +269,7 @@ def test_owner_applies_a_configuration_updated_during_opening(asked: str) -> Non
                 await server.ask(server.service.update_log(smaller, server.due()))
             except NotOwner:
                 await a.ask(a.service.update_log(smaller, a.due()))
-            too_large = words.Append(log, block_of(bytes(100))[0])
+            too_large = messages.Append(log, block_of(bytes(100))[0])
             await refused(a.ask(a.service.append(too_large, a.due())), EntryTooLarge)
             await appending
             step += 1

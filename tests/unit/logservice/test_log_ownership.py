@@ -524,7 +524,7 @@ def test_log_state_names_bookies_that_refuse_adds() -> None:
         await a.append(log, b"b")
         owner = a.log_server.find(log)
         assert owner is not None
-        await scene.until(lambda: owner.vacant_seats)
+        await scene.until(lambda: owner.vacant_slots)
         state: messages.LogState = await a.ask(a.service.get_log(messages.GetLog(log), a.due()))
         assert state.vacant_seats == ("b2: it refuses adds",)
         assert a.log_server.logs_degraded == 1

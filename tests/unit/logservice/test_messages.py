@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from rollbook.api.grpc.protobuf_conversion import pack, unpack
-from rollbook.logservice import messages as words
+from rollbook.logservice import messages
 from rollbook.logservice.ids import LogName, Offset
 from rollbook.logservice.messages import (
     HOLDER_CHARACTERS_MAX,
@@ -29,9 +29,9 @@ def test_messages_are_hashable_and_frozen() -> None:
     assert len(set(acks)) == 1
     with pytest.raises(FrozenInstanceError):
         acks[0].entry_id = acks[0].entry_id  # type: ignore[misc]  # It is frozen.
-    kinds: list[Any] = [each for each in vars(words).values() if is_dataclass(each)]
+    kinds: list[Any] = [each for each in vars(messages).values() if is_dataclass(each)]
     changeable = [each for each in kinds if not each.__dataclass_params__.frozen]
-    assert changeable == [words.StreamAppend, words.AppendResult]
+    assert changeable == [messages.StreamAppend, messages.AppendResult]
 
 
 def test_longest_holder_survives_a_round_trip() -> None:

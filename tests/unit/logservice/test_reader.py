@@ -7,8 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from rollbook.logservice import messages as words
-from rollbook.logservice import tail_lookup
+from rollbook.logservice import messages, tail_lookup
 from rollbook.logservice.core.owner_placement import shard_of
 from rollbook.logservice.ids import LogName, Offset
 from rollbook.logservice.log_config import LogConfig
@@ -76,7 +75,7 @@ async def fill(server: Serving, log: LogName, count: int, first: int = 0) -> Non
         await server.append(log, value)
 
 
-async def take(events: AsyncIterator[words.ReadEvent], count: int) -> list[bytes]:
+async def take(events: AsyncIterator[messages.ReadEvent], count: int) -> list[bytes]:
     """The next `count` records; other events are skipped."""
     values: list[bytes] = []
     while len(values) < count:
@@ -87,8 +86,8 @@ async def take(events: AsyncIterator[words.ReadEvent], count: int) -> list[bytes
 
 
 async def until(
-    events: AsyncIterator[words.ReadEvent], kind: type[words.ReadEvent]
-) -> words.ReadEvent:
+    events: AsyncIterator[messages.ReadEvent], kind: type[messages.ReadEvent]
+) -> messages.ReadEvent:
     while True:
         event = await anext(events)
         if isinstance(event, kind):
@@ -127,7 +126,7 @@ def test_append_reaches_readers_on_every_server_without_a_later_one() -> None:
                     appended_at = scene.world.now
                     assert await take(events, 1) == [b"more"], number
                     assert scene.world.now - appended_at < within_s
-            await a.ask(a.service.truncate(words.Truncate(log, Latest()), a.due()))
+            await a.ask(a.service.truncate(messages.Truncate(log, Latest()), a.due()))
             log = await make_log(scene, log_suggested_to(a, 1))
             await fill(a, log, 5)
 
@@ -160,7 +159,7 @@ def test_transfer_sends_readers_to_the_new_owner() -> None:
         await fill(a, log, 3)
         async with a.events(ReadStream(log, Latest())) as events:
             assert await until(events, CaughtUp) == CaughtUp(offset(3))
-            await a.ask(a.service.transfer_log(words.TransferLog(log, "b"), a.due()))
+            await a.ask(a.service.transfer_log(messages.TransferLog(log, "b"), a.due()))
             await b.append(log, b"3")
             moving = await until(events, Moving)
             assert moving == Moving(b.address, offset(3))
@@ -178,9 +177,9 @@ def test_read_at_the_end_of_a_log_without_an_owner_is_answered_at_once() -> None
         (a,) = await start_all(scene, "a")
         log = await make_log(scene, log_suggested_to(a))
         await fill(a, log, 3)
-        await a.ask(a.service.drain_server(words.DrainServer("a"), a.due()))
+        await a.ask(a.service.drain_server(messages.DrainServer("a"), a.due()))
         asked_at = scene.world.now
-        answer = await a.ask(a.service.read(words.Read(log, at(3)), a.due()))
+        answer = await a.ask(a.service.read(messages.Read(log, at(3)), a.due()))
         assert (answer.blocks, answer.next_offset, answer.tail) == ((), 3, 3)
         assert not answer.is_tail_uncertain
         async with a.events(ReadStream(log, at(3))) as events:
@@ -266,7 +265,7 @@ def test_reader_that_starts_at_a_replaced_owner_sees_the_new_owners_log() -> Non
         log = await make_log(scene, log_suggested_to(a))
         await fill(a, log, 3)
         await take_from(log, a, b)
-        truncation = words.Truncate(log, at(3), force_roll=True)
+        truncation = messages.Truncate(log, at(3), force_roll=True)
         assert (await b.ask(b.service.truncate(truncation, b.due()))).new_head == 3
         await asyncio.sleep(LEASE_S)
         assert await a.read_all(log) == [b"heir's"]
@@ -299,7 +298,7 @@ def test_reader_gets_records_from_the_owner_without_list_or_bookies() -> None:
         told_s: list[float] = []
 
         async def watch() -> None:
-            async for each in a.service.watch_tail(words.WatchTail(log, heartbeat_ms=500)):
+            async for each in a.service.watch_tail(messages.WatchTail(log, heartbeat_ms=500)):
                 assert each.tail == 3
                 told_s.append(scene.world.now)
 
@@ -312,7 +311,7 @@ def test_reader_gets_records_from_the_owner_without_list_or_bookies() -> None:
         scene.set_bookies(is_hung=True)
         await scene.until(lambda: not owner.is_proven)
         silent_s = scene.world.now
-        answer = await a.ask(a.service.read(words.Read(log, at(0)), a.due()))
+        answer = await a.ask(a.service.read(messages.Read(log, at(0)), a.due()))
         assert (answer.next_offset, answer.tail) == (3, 3)
         assert scene.world.now - silent_s < 2.5
         await asyncio.sleep(5.0)
@@ -345,7 +344,7 @@ def test_readers_of_a_sealed_log_end_at_its_tail() -> None:
         ):
             for events in (here, there):
                 assert await take(events, 3) == numbers(3)
-            await a.ask(a.service.seal(words.Seal(log), a.due()))
+            await a.ask(a.service.seal(messages.Seal(log), a.due()))
             sealed_at = scene.world.now
             for events in (here, there):
                 assert await until(events, Sealed) == Sealed(offset(3))
@@ -368,7 +367,7 @@ def test_reader_below_the_head_gets_truncated_or_a_gap() -> None:
         log = log_suggested_to(a)
         await scene.nodes.ensure(log, QUICK_ROLLS)
         await fill(a, log, 60)
-        await a.ask(a.service.truncate(words.Truncate(log, at(41)), a.due()))
+        await a.ask(a.service.truncate(messages.Truncate(log, at(41)), a.due()))
         for server in (a, b):
             async with server.events(ReadStream(log, at(7))) as events:
                 error = await refused(anext(events), Truncated)
@@ -392,12 +391,12 @@ def test_reader_fails_when_its_log_is_truncated_or_deleted() -> None:
         async with b.events(ReadStream(log, Earliest())) as events:
             await take(events, 1)
             await asyncio.sleep(3.0)  # The read-ahead is dropped by now.
-            await a.ask(a.service.truncate(words.Truncate(log, at(50)), a.due()))
+            await a.ask(a.service.truncate(messages.Truncate(log, at(50)), a.due()))
             error = await refused(take(events, 100), Truncated)
             assert error.ids["head"] == 50
         async with b.events(ReadStream(log, at(50))) as events:
             await take(events, 10)
-            await a.ask(a.service.delete_log(words.DeleteLog(log), a.due()))
+            await a.ask(a.service.delete_log(messages.DeleteLog(log), a.due()))
             a.node.kill()
             await refused(take(events, 1), LogDeleted)
 
@@ -499,10 +498,10 @@ def test_positions_resolve_equally_on_every_server() -> None:
         for value in numbers(60):
             times.append((await a.append(log, value)).timestamp_us)
             await asyncio.sleep(0.01)
-        await a.ask(a.service.truncate(words.Truncate(log, at(20)), a.due()))
+        await a.ask(a.service.truncate(messages.Truncate(log, at(20)), a.due()))
 
         async def found(server: Serving, position: Position) -> int:
-            request = words.FindOffset(log, position)
+            request = messages.FindOffset(log, position)
             return (await server.ask(server.service.find_offset(request, server.due()))).offset
 
         for server in (a, b):
@@ -533,7 +532,7 @@ def test_just_acked_record_is_found_by_its_time() -> None:
         log = await make_log(scene, log_suggested_to(a))
 
         async def found(server: Serving, position: Position) -> int:
-            request = words.FindOffset(log, position)
+            request = messages.FindOffset(log, position)
             return (await server.ask(server.service.find_offset(request, server.due()))).offset
 
         hour = Ago(3600 * 10**6)
@@ -545,8 +544,8 @@ def test_just_acked_record_is_found_by_its_time() -> None:
             assert await a.read_all(log, hour) == numbers(number + 1)
             if number % 2:
                 assert await found(a, AtTime(ack.timestamp_us + 1)) == number + 1
-                await a.ask(a.service.roll_log(words.RollLog(log), a.due()))
-        request = words.Truncate(log, hour)
+                await a.ask(a.service.roll_log(messages.RollLog(log), a.due()))
+        request = messages.Truncate(log, hour)
         assert (await a.ask(a.service.truncate(request, a.due()))).new_head == 0
 
     play(story)
@@ -560,7 +559,7 @@ def test_last_record_time_ignores_control_entries() -> None:
         log = await make_log(scene, log_suggested_to(a))
 
         async def last_time(server: Serving, consistency: Consistency) -> int:
-            request = words.GetTail(log, consistency)
+            request = messages.GetTail(log, consistency)
             return (await server.ask(server.service.get_tail(request, server.due()))).timestamp_us
 
         async def told() -> list[int]:
@@ -573,13 +572,13 @@ def test_last_record_time_ignores_control_entries() -> None:
         appended_us = (await a.append(log, b"1")).timestamp_us
         await asyncio.sleep(1.0)
         assert await told() == [appended_us] * (len(Consistency) + 1)
-        await a.ask(a.service.roll_log(words.RollLog(log), a.due()))
+        await a.ask(a.service.roll_log(messages.RollLog(log), a.due()))
         assert await told() == [appended_us] * (len(Consistency) + 1)
         await a.stop()
         assert await last_time(b, Consistency.COMMITTED) == appended_us
 
         async def watched() -> int:
-            async for tail in b.service.watch_tail(words.WatchTail(log)):
+            async for tail in b.service.watch_tail(messages.WatchTail(log)):
                 if tail.timestamp_us:  # The time needs a search, and the tail does not wait for it.
                     return tail.timestamp_us
             raise AssertionError("the watch ended")
@@ -608,10 +607,10 @@ def test_known_tail_does_not_wait_for_an_unknown_time(
         a, b = await start_all(scene, "a", "b")
         log = await make_log(scene, log_suggested_to(a))
         await a.append(log, b"0")
-        await a.ask(a.service.transfer_log(words.TransferLog(log, "b"), a.due()))
+        await a.ask(a.service.transfer_log(messages.TransferLog(log, "b"), a.due()))
         await asyncio.sleep(2.0)  # Until bookies know that all entries are confirmed.
         for consistency in (Consistency.COMMITTED, Consistency.BARRIER):
-            asked = words.GetTail(log, consistency)
+            asked = messages.GetTail(log, consistency)
             tail = await b.ask(b.service.get_tail(asked, b.due(0.6)))
             assert (tail.tail, tail.timestamp_us) == (1, 0)
         for hangs in (False, True):  # noqa: B007  # `search` looks at it.
@@ -621,7 +620,7 @@ def test_known_tail_does_not_wait_for_an_unknown_time(
 
                 async def watch(server: Serving = server) -> None:
                     nonlocal first_s
-                    asked = words.WatchTail(log, interval_ms=10, heartbeat_ms=2000)
+                    asked = messages.WatchTail(log, interval_ms=10, heartbeat_ms=2000)
                     async for tail in server.service.watch_tail(asked):
                         first_s = min(first_s, scene.world.now)
                         assert tail.tail == 1
@@ -647,9 +646,9 @@ def test_size_of_an_open_segment_is_reported() -> None:
         await asyncio.sleep(2.0)  # Until bookies know that all entries are confirmed.
 
         async def sizes(server: Serving) -> list[tuple[int, int]]:
-            request = words.ListSegments(log)
+            request = messages.ListSegments(log)
             found = await server.ask(server.service.list_segments(request, server.due()))
-            state = await server.ask(server.service.get_log(words.GetLog(log), server.due()))
+            state = await server.ask(server.service.get_log(messages.GetLog(log), server.due()))
             assert state.bytes == sum(each.bytes for each in found.segments)
             return [(each.bytes, each.records) for each in found.segments]
 
@@ -658,16 +657,16 @@ def test_size_of_an_open_segment_is_reported() -> None:
         scene.set_bookies(is_hung=True)
         assert await sizes(a) == written
         asked_at = scene.world.now
-        request = words.ListSegments(log)
+        request = messages.ListSegments(log)
         found = await b.ask(b.service.list_segments(request, b.due()))
         assert (found.segments[0].bytes, scene.world.now - asked_at < 2.0) == (0, True)
         scene.set_bookies(is_hung=False)
         ((size, records),) = written
         assert (10_000 < size < 15_000, records) == (True, 10)
-        cut = words.Truncate(log, at(5), dry_run=True)
+        cut = messages.Truncate(log, at(5), dry_run=True)
         planned = await a.ask(a.service.truncate(cut, a.due()))
         assert (planned.freed_bytes, planned.kept_bytes) == (0, size // 2)
-        cut = words.Truncate(log, at(10), force_roll=True)
+        cut = messages.Truncate(log, at(10), force_roll=True)
         done = await a.ask(a.service.truncate(cut, a.due()))
         assert (done.freed_bytes, done.kept_bytes) == (size, 0)
         assert [each[1] for each in await sizes(a)] == [0]
@@ -705,12 +704,12 @@ def test_bounded_reads_stop_at_their_bounds() -> None:
             async with server.events(request) as events:
                 await refused(take(events, 1), InvalidRequest)
             answer = await server.ask(
-                server.service.read(words.Read(log, at(3), records_max=4), server.due())
+                server.service.read(messages.Read(log, at(3), records_max=4), server.due())
             )
             assert (answer.first_offset, answer.next_offset, answer.tail) == (3, 7, 20)
-            answer = await server.ask(server.service.read(words.Read(log, at(20)), server.due()))
+            answer = await server.ask(server.service.read(messages.Read(log, at(20)), server.due()))
             assert (answer.blocks, answer.next_offset) == ((), 20)
-        await a.ask(a.service.truncate(words.Truncate(log, at(10)), a.due()))
+        await a.ask(a.service.truncate(messages.Truncate(log, at(10)), a.due()))
         for server in (a, b):
             request = ReadStream(log, Earliest(), until_offset=offset(5))
             async with server.events(request) as events:
@@ -725,7 +724,7 @@ def test_read_waits_for_a_record_or_its_time_limit() -> None:
         log = await make_log(scene, log_suggested_to(a))
         await a.append(log, b"0")
         for number, server in enumerate((a, b), 1):
-            request = words.Read(log, at(number), wait_ms=10_000)
+            request = messages.Read(log, at(number), wait_ms=10_000)
             reading = server.begin(server.service.read(request, server.due()))
             await asyncio.sleep(1.0)
             assert not reading.done()
@@ -733,7 +732,7 @@ def test_read_waits_for_a_record_or_its_time_limit() -> None:
             answer = await scene.within(reading)
             assert (answer.first_offset, answer.next_offset) == (number, number + 1)
         asked_at = scene.world.now
-        request = words.Read(log, Latest(), wait_ms=500)
+        request = messages.Read(log, Latest(), wait_ms=500)
         answer = await b.ask(b.service.read(request, b.due()))
         assert answer.blocks == ()
         assert 0.4 < scene.world.now - asked_at < 1.0
@@ -802,7 +801,7 @@ def test_random_failures_keep_each_record_read_once_and_in_order(seed: int) -> N
             else:
                 for server in (a, b):
                     try:
-                        request = words.Truncate(log, at(max(written - 20, 0)))
+                        request = messages.Truncate(log, at(max(written - 20, 0)))
                         await server.ask(server.service.truncate(request, server.due()))
                     except RollbookError:
                         pass
@@ -826,7 +825,7 @@ def test_reader_cancelled_while_leaving_a_ledger_stops_it() -> None:
         reads = b.service._reads
 
         async def read() -> None:
-            async with reads._reader(words.Read(log, Earliest()), offset(0), "") as reader:
+            async with reads._reader(messages.Read(log, Earliest()), offset(0), "") as reader:
                 assert isinstance(await reader.next(), Records)
                 ledger = reader._ledger
                 assert ledger is not None

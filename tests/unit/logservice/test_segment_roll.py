@@ -1,4 +1,4 @@
-"""Logs whose open segment has a vacant seat roll to a new one (LS16), in the simulator."""
+"""Logs whose open segment has a vacant slot roll to a new one (LS16), in the simulator."""
 
 import asyncio
 from typing import Final
@@ -36,7 +36,7 @@ def _copies(scene: Scene, ledger_id: int) -> int:
 
 @pytest.mark.parametrize("is_written", [True, False])
 def test_log_rolls_when_a_formatted_bookie_refuses_its_segment(*, is_written: bool) -> None:
-    """LS16: with three bookies no other one can take the seat; the log is written or idle."""
+    """LS16: with three bookies no other one can take the slot; the log is written or idle."""
 
     async def story(scene: Scene) -> None:
         held = await (await scene.server("s1")).open()
@@ -45,8 +45,8 @@ def test_log_rolls_when_a_formatted_bookie_refuses_its_segment(*, is_written: bo
         await _format(scene, "b3", held)
         if is_written:
             await held.append(b"refused by one")
-        await scene.until(lambda: held.owner.lacking_seats)
-        assert set(held.owner.vacant_seats) == {"b3"}
+        await scene.until(lambda: held.owner.lacking_slots)
+        assert set(held.owner.vacant_slots) == {"b3"}
         lost_s = scene.world.now
         await scene.until(lambda: len(held.owner.list.segments) > 1)
         assert 15 <= scene.world.now - lost_s < 20
@@ -55,7 +55,7 @@ def test_log_rolls_when_a_formatted_bookie_refuses_its_segment(*, is_written: bo
         new = held.owner.list.segments[-1]
         assert (new.reason, new.degraded_to) == ("vacant seat", 0)
         await scene.until(lambda: _copies(scene, new.ledger_id) == 3)
-        assert not held.owner.lacking_seats
+        assert not held.owner.lacking_slots
         assert held.owner.list.segments[0].ledger_id == old.ledger_id
         await asyncio.sleep(60)
         assert len(held.owner.list.segments) == 2, "a needless roll"
@@ -75,7 +75,7 @@ def test_log_does_not_roll_without_a_full_ensemble() -> None:
         for _ in range(50):
             await held.append(b"more")
             await asyncio.sleep(1)
-        assert held.owner.lacking_seats == 1
+        assert held.owner.lacking_slots == 1
         assert len(held.owner.list.segments) == 1
         assert len(scene.bookies["b1"].shelves) == 1
         await held.close()
@@ -94,10 +94,10 @@ def test_short_bookie_outage_causes_no_roll() -> None:
             await held.append(b"more")
             await asyncio.sleep(0.2)
             if number == 30:
-                assert held.owner.lacking_seats == 1
+                assert held.owner.lacking_slots == 1
                 scene.bookies["b3"].is_hung = False
         await asyncio.sleep(30)
-        assert not held.owner.lacking_seats
+        assert not held.owner.lacking_slots
         assert len(held.owner.list.segments) == 1
         await held.close()
 
@@ -114,7 +114,7 @@ def test_bookie_that_responds_but_takes_no_entry_causes_no_loop_of_rolls() -> No
             await held.append(b"more")
             await asyncio.sleep(1)
         assert 3 <= len(held.owner.list.segments) <= 6
-        assert held.owner.lacking_seats == 1
+        assert held.owner.lacking_slots == 1
         await held.close()
 
     play(story, bookies=THREE, config=LARGE)

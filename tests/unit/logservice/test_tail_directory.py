@@ -7,8 +7,7 @@ from typing import Final
 
 import pytest
 
-from rollbook.logservice import messages as words
-from rollbook.logservice import tail_directory
+from rollbook.logservice import messages, tail_directory
 from rollbook.logservice.core.record_block import pack_block
 from rollbook.logservice.ids import LogName, Offset
 from rollbook.logservice.log_config import LogConfig
@@ -31,10 +30,10 @@ class Watching:
     """The tails that a watcher of one server has received."""
 
     def __init__(self, server: RunningServer, *prefixes: str, logs: tuple[LogName, ...] = ()):
-        self.known: dict[LogName, words.TailOfLog] = {}
+        self.known: dict[LogName, messages.TailOfLog] = {}
         self.messages = 0
         self.is_complete = False
-        self._stream = server.service.watch_tails(words.WatchTails(logs, prefixes))
+        self._stream = server.service.watch_tails(messages.WatchTails(logs, prefixes))
 
     async def until(self, is_so: Callable[[], bool]) -> None:
         async with asyncio.timeout(PATIENCE_S):
@@ -46,11 +45,11 @@ class Watching:
                     self.known.pop(log, None)
                 self.is_complete = message.is_complete
 
-    async def until_complete(self) -> dict[LogName, words.TailOfLog]:
+    async def until_complete(self) -> dict[LogName, messages.TailOfLog]:
         await self.until(lambda: self.is_complete)
         return self.known
 
-    async def until_tail(self, log: LogName, tail: int) -> words.TailOfLog:
+    async def until_tail(self, log: LogName, tail: int) -> messages.TailOfLog:
         await self.until(lambda: log in self.known and self.known[log].tail == tail)
         return self.known[log]
 
@@ -68,8 +67,8 @@ async def make(server: RunningServer, *names: LogName) -> None:
         await asyncio.gather(*(server.server.nodes.create(each, LogConfig()) for each in part))
 
 
-async def append(server: RunningServer, log: LogName, *values: bytes) -> words.AppendAck:
-    return await server.service.append(words.Append(log, pack_block(values)), due())
+async def append(server: RunningServer, log: LogName, *values: bytes) -> messages.AppendAck:
+    return await server.service.append(messages.Append(log, pack_block(values)), due())
 
 
 async def test_watching_thousands_of_logs_opens_none(cluster: LogCluster) -> None:
@@ -102,12 +101,12 @@ async def test_watcher_receives_log_changes(cluster: LogCluster) -> None:
     await watching.until(lambda: two in watching.known)
     await append(a, one, b"a", b"b", b"c")
     await watching.until_tail(one, 3)
-    await a.service.truncate(words.Truncate(one, AtOffset(Offset(2))), due())
+    await a.service.truncate(messages.Truncate(one, AtOffset(Offset(2))), due())
     await watching.until(lambda: watching.known[one].head == 2)
-    await a.service.seal(words.Seal(one), due())
+    await a.service.seal(messages.Seal(one), due())
     await watching.until(lambda: watching.known[one].is_sealed)
     uid = watching.known[two].uid
-    await a.service.delete_log(words.DeleteLog(two, grace_ms=0), due())
+    await a.service.delete_log(messages.DeleteLog(two, grace_ms=0), due())
     await watching.until(lambda: two not in watching.known)
     assert set(watching.known) == {one}
     assert uid
@@ -130,7 +129,7 @@ async def test_each_log_is_reported_by_its_owner_or_suggested_server(
     log = min(parts[0])
     await append(a, log, b"x")
     await of_a.until_tail(log, 1)
-    await a.service.transfer_log(words.TransferLog(log, "b"), due())
+    await a.service.transfer_log(messages.TransferLog(log, "b"), due())
     await append(b, log, b"y")
     moved = await of_b.until_tail(log, 2)
     assert (moved.is_exact, moved.owner) == (True, b.address)

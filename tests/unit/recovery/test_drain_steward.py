@@ -56,7 +56,7 @@ async def finish_a_round(steward: CountingSteward) -> None:
 
 
 class DrainSite(Site):
-    """With an operator who changes lifecycles, and a worker that moves seats without copying."""
+    """With an operator who changes lifecycles, and a worker that moves slots without copying."""
 
     async def start(self, bookies: int) -> None:
         await super().start(bookies)

@@ -23,7 +23,7 @@ from rollbook.recovery.repair_task_nodes import BadCopies
 from rollbook.recovery.worker import Worker
 from tests.support.ledger_cluster import LocalCluster
 from tests.unit.proto.cluster.faulty import Fate, FaultyStore
-from tests.unit.recovery.test_ledger_checks import give_seat, spoil
+from tests.unit.recovery.test_ledger_checks import give_slot, spoil
 from tests.unit.recovery.test_worker import CONFIG, LOST, PATIENCE_S, Site, site_of
 
 # Long enough that no retry happens within a test, even on a busy machine.
@@ -51,7 +51,7 @@ def attempts(monkeypatch: pytest.MonkeyPatch) -> Counter[LedgerId]:
     return counted
 
 
-async def take_seat_back(site: Site, ledger_id: LedgerId, holder: BookieId) -> None:
+async def take_slot_back(site: Site, ledger_id: LedgerId, holder: BookieId) -> None:
     nodes = LedgerNodes(site.store, site.ledgers.cluster.root, site.ledgers.cluster.layout)
     stored = await nodes.read(ledger_id, fresh=True)
     given_back = stored.metadata.with_replacement(EntryId(0), holder, LOST)
@@ -117,7 +117,7 @@ async def test_hard_repairs_are_tried_at_most_once_and_recorded(
         full_target = await write_on(site, {"bk-1", LOST, "bk-3", FIFTH}, 3)
         malformed = await write_on(site, {"bk-1", LOST}, 3)
         # The only copy of this ledger is on a registered bookie.
-        await give_seat(site, rotten, BookieId("bk-3"), range(3))
+        await give_slot(site, rotten, BookieId("bk-3"), range(3))
         await spoil(site, rotten, BookieId("bk-3"), 1)
         await BadCopies(site.store, site.ledgers.cluster).prepare()
         bad = BadCopies(site.store, site.ledgers.cluster)
@@ -160,7 +160,7 @@ async def test_repair_is_retryable_while_all_holders_answer_unknown(
     async with site_of(cluster) as site:
         await site.ledgers.until_writable(5, PATIENCE_S)
         ledger_id = await write_on(site, {"bk-1", LOST}, 3)
-        await give_seat(site, ledger_id, FIFTH, ())
+        await give_slot(site, ledger_id, FIFTH, ())
         for holder in ("bk-1", FIFTH):
             await cluster.stop(holder)
             await cluster.format(holder)
@@ -314,8 +314,8 @@ async def test_damaged_entry_on_the_target_is_copied_again(cluster: LocalCluster
     async with site_of(cluster) as site:
         ledger_id = await write_on(site, {"bk-1", "bk-2", "bk-3"}, 50)
         for bookie in (FULL, FIFTH):
-            await give_seat(site, ledger_id, bookie, [3])
-            await take_seat_back(site, ledger_id, bookie)
+            await give_slot(site, ledger_id, bookie, [3])
+            await take_slot_back(site, ledger_id, bookie)
             await spoil(site, ledger_id, bookie, 7)
         await site.lose()
         await site.mark(ledger_id)

@@ -72,10 +72,10 @@ async def check(
     return state
 
 
-async def give_seat(
+async def give_slot(
     site: Site, ledger_id: LedgerId, to: BookieId, entry_ids: Iterable[int]
 ) -> None:
-    """Move the lost bookie's seat like a repair that copied only these entries."""
+    """Move the lost bookie's slot like a repair that copied only these entries."""
     nodes = LedgerNodes(site.store, site.ledgers.cluster.root, site.ledgers.cluster.layout)
     stored = await nodes.read(ledger_id, fresh=True)
     metadata = stored.metadata
@@ -107,7 +107,7 @@ async def spoil(site: Site, ledger_id: LedgerId, bookie: BookieId, entry_id: int
 
 
 async def write_elsewhere(site: Site, count: int) -> LedgerId:
-    """Write a ledger without a seat on the fourth bookie."""
+    """Write a ledger without a slot on the fourth bookie."""
     while True:
         ledger_id = await site.write(count, ack=3)
         if not (await site.ledgers.metadata(ledger_id)).metadata.names(FOURTH):
@@ -119,7 +119,7 @@ async def test_missing_entry_inside_a_copy_is_found_and_restored(cluster: LocalC
     async with site_of(cluster) as site:
         await site.write(0, ack=3)
         ledger_id = await write_elsewhere(site, 100)
-        await give_seat(site, ledger_id, FOURTH, (each for each in range(100) if each != 50))
+        await give_slot(site, ledger_id, FOURTH, (each for each in range(100) if each != 50))
         state = await check(site, COPIES)
         assert state.ledgers >= 2
         assert (state.marked, state.undecided) == (1, 0)
@@ -174,7 +174,7 @@ async def test_check_judges_a_bookie_that_returns_during_it(cluster: LocalCluste
     """AU5: otherwise the bookie's losses would be found only by the next check."""
     async with site_of(cluster) as site:
         ledger_id = await write_elsewhere(site, 30)
-        await give_seat(site, ledger_id, FOURTH, range(29))
+        await give_slot(site, ledger_id, FOURTH, range(29))
         await cluster.stop("bk-4")
         while site.ledgers.live().find(FOURTH):
             await asyncio.sleep(0.01)
@@ -236,7 +236,7 @@ async def test_short_copy_silent_at_the_second_look_is_checked_again(
     """AU5, AU7: otherwise the check would complete without a mark."""
     async with site_of(cluster) as site:
         ledger_id = await write_elsewhere(site, 30)
-        await give_seat(site, ledger_id, FOURTH, range(29))
+        await give_slot(site, ledger_id, FOURTH, range(29))
         call, asked = site.ledgers.bookies.call, 0
 
         async def call_in_vain(bookie: BookieId, request: Any, **more: Any) -> Any:
@@ -294,7 +294,7 @@ async def test_copies_in_one_rack_are_marked_if_another_rack_has_a_bookie(
         while mapped.live().find(FOURTH):
             await asyncio.sleep(0.01)
         left = await check(site, PLACEMENT, ledgers=mapped)
-        assert left.marked == 0, "no bookie could take a seat"
+        assert left.marked == 0, "no bookie could take a slot"
 
 
 # --- Schedule -----------------------------------------------------------------------------------

@@ -66,7 +66,7 @@ async def test_open_ledgers_can_be_skipped(cluster: LocalCluster) -> None:
         assert not (await site.ledgers.metadata(ledger_id, fresh=True)).metadata.is_closed
 
 
-async def test_given_target_takes_the_seats(cluster: LocalCluster) -> None:
+async def test_given_target_takes_the_slots(cluster: LocalCluster) -> None:
     """AR37."""
     async with site_of(cluster) as site:
         ids = [await site.write(5, ensemble=2, write=2) for _ in range(4)]
@@ -89,7 +89,7 @@ async def test_failed_ledgers_are_reported_and_the_rest_repaired(cluster: LocalC
         await site.require_whole(whole, 5)
 
 
-async def test_seats_spread_over_bookies_without_a_target(cluster: LocalCluster) -> None:
+async def test_slots_spread_over_bookies_without_a_target(cluster: LocalCluster) -> None:
     """AR38: the target is drawn for each segment, so no bookie takes all segments."""
     async with site_of(cluster) as site:
         ids = [await site.write(1, ensemble=2, write=2) for _ in range(16)]

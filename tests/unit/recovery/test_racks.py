@@ -1,4 +1,4 @@
-"""Which seat is moved to a bookie in another rack (AU10)."""
+"""Which slot is moved to a bookie in another rack (AU10)."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -123,14 +123,14 @@ async def test_idle_writer_leaves_a_bookie_doubting_everything(
             await writer.close()
         await writer.append(b"before")
         await lose_journal(cluster)
-        while (info := ledgers.live().find(LOST)) is None or not info.gives_up_seats:
+        while (info := ledgers.live().find(LOST)) is None or not info.gives_up_slots:
             await asyncio.sleep(0.01)
         async with healing(cluster, ledgers, replace(CONFIG, grace_s=20.0)):
             await until(lambda: not is_in_doubt(cluster))
         stored = await ledgers.metadata(writer.ledger_id, fresh=True)
         assert stored.metadata.state is LedgerState.OPEN
         assert LOST not in stored.metadata.fragments[-1].ensemble
-        while (info := ledgers.live().find(LOST)) is None or info.gives_up_seats:
+        while (info := ledgers.live().find(LOST)) is None or info.gives_up_slots:
             await asyncio.sleep(0.01)
         assert await writer.append(b"after") == 1
         await writer.close()

@@ -80,7 +80,7 @@ class Site:
     async def write(
         self, count: int, *, is_closed: bool = True, ack: int = 2, write: int = 3, ensemble: int = 3
     ) -> LedgerId:
-        """Write a ledger with a seat on the bookie `LOST`."""
+        """Write a ledger with a slot on the bookie `LOST`."""
         while True:
             writer = await self.ledgers.create(ensemble=ensemble, write=write, ack=ack)
             if LOST in writer.metadata.fragments[0].ensemble:
@@ -272,7 +272,7 @@ async def test_live_writer_is_not_fenced_by_a_repair(cluster: LocalCluster) -> N
         await site.require_whole(writer.ledger_id, 22)
 
 
-async def test_lost_seat_of_an_unclaimed_ledger_is_replaced(cluster: LocalCluster) -> None:
+async def test_lost_slot_of_an_unclaimed_ledger_is_replaced(cluster: LocalCluster) -> None:
     async with site_of(cluster) as site:
         while True:
             ledger_id = await site.ledgers.reserve()
@@ -291,7 +291,7 @@ async def test_lost_seat_of_an_unclaimed_ledger_is_replaced(cluster: LocalCluste
         await writer.close()
 
 
-async def test_returned_bookie_keeps_its_seat_and_gets_only_what_it_lacks(
+async def test_returned_bookie_keeps_its_slot_and_gets_only_what_it_lacks(
     cluster: LocalCluster,
 ) -> None:
     """RP2, RP6: a complete bookie gets no copies."""
@@ -337,7 +337,7 @@ async def test_draining_bookie_is_replaced_while_it_serves(cluster: LocalCluster
 async def test_task_for_a_bookie_that_does_not_drain_moves_and_fences_nothing(
     cluster: LocalCluster,
 ) -> None:
-    """RP2, RP4, LC6: the bookie is only checked, and keeps its seats."""
+    """RP2, RP4, LC6: the bookie is only checked, and keeps its slots."""
     async with site_of(cluster) as site:
         ids = [await site.write(20), await site.write(20, is_closed=False)]
         for ledger_id in ids:
@@ -353,7 +353,7 @@ async def test_task_for_a_bookie_that_does_not_drain_moves_and_fences_nothing(
 async def test_check_task_waits_for_an_absent_bookie(
     cluster: LocalCluster,
 ) -> None:
-    """RP2: only a marked loss moves its seat to another bookie."""
+    """RP2: only a marked loss moves its slot to another bookie."""
     async with site_of(cluster) as site:
         ledger_id = await site.write(20)
         await site.lose()
@@ -364,7 +364,7 @@ async def test_check_task_waits_for_an_absent_bookie(
         assert await site.failures.read(ledger_id) is not None
 
 
-async def test_drain_cancelled_during_the_copy_moves_no_seat(
+async def test_drain_cancelled_during_the_copy_moves_no_slot(
     cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """RP2: the swap is conditional on the lifecycle version of the drain."""
@@ -415,8 +415,8 @@ async def test_restarted_target_is_checked_and_copied_again(
     """RP3: a formatted target has lost the copies, so they are made again."""
     copy, targets = LedgerRepair._copy, list[BookieId]()
 
-    async def copy_and_restart(self: LedgerRepair, metadata: Any, seat: Any, target: Any) -> Any:
-        copied = await copy(self, metadata, seat, target)
+    async def copy_and_restart(self: LedgerRepair, metadata: Any, repair: Any, target: Any) -> Any:
+        copied = await copy(self, metadata, repair, target)
         targets.append(target)
         if len(targets) == 1:
             await cluster.stop(target)
@@ -538,7 +538,7 @@ async def test_worker_reuses_its_own_unreleased_lock(
 
 
 async def test_failed_repair_is_recorded_and_not_retried_at_once(cluster: LocalCluster) -> None:
-    """AR25, RP5: no bookie can take the seat; the lock is released, and the mark stays."""
+    """AR25, RP5: no bookie can take the slot; the lock is released, and the mark stays."""
     async with site_of(cluster) as site:
         ledger_id = await site.write(5, ensemble=4, write=4)
         await site.lose()

@@ -3,7 +3,7 @@
 - **fragments** (LM1, LM2, LM3, FR6, WR4, WR9): first entries ascend from 0 and members are distinct; a writer
   replaces or appends the last fragment of an open ledger and nothing else; setting it in recovery changes no
   fragment, and recovery's own fragments come with the close; a closed ledger stays as it is.
-- A repair (LM4) changes one seat of one fragment whose end is known, of a ledger that is not in recovery; only
+- A repair (LM4) changes one slot of one fragment whose end is known, of a ledger that is not in recovery; only
   the world's repairers do that, and they change nothing else of an open ledger but that they recover it.
 - **versions**: each change goes from the version that its author named to the next one.
 - **length**: a closed ledger's length is that of the payloads up to its last entry.
@@ -74,7 +74,7 @@ class MetadataRules:
             step = f"from version {version_before} to {ledger.version}, authors {authors}"
             self._break(VERSIONS, f"ledger {ledger.ledger_id} goes {step}")
         names = [name for name, _ in authors]
-        is_repair = repaired_seat(before, now) is not None and self._facts.are_repairers(names)
+        is_repair = repaired_slot(before, now) is not None and self._facts.are_repairers(names)
         if not is_repair:
             self._check_change(ledger, before, now)
         if before.state is not _OPEN and names and all(name == ledger.writer for name in names):
@@ -144,7 +144,7 @@ class MetadataRules:
             self._break(ABSENCE, f"{ledger.name(entry_id)} is cut off, denied by {told}")
 
 
-def repaired_seat(before: LedgerMetadata, now: LedgerMetadata) -> tuple[int, int] | None:
+def repaired_slot(before: LedgerMetadata, now: LedgerMetadata) -> tuple[int, int] | None:
     """Which fragment and slot a change gives to another bookie, if it does nothing else."""
     if before.state is _IN_RECOVERY or len(before.fragments) != len(now.fragments):
         return None

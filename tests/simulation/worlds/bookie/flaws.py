@@ -98,7 +98,7 @@ async def _read_last_sound(self: Reading, ledger_id: int) -> bytes:
         return await _read_last(self, ledger_id)
     except EntryStateUnknown:
         held = [each.last_entry for each in self._catalog.held(ledger_id)]
-        last = max([*held, *(file.memtable.last_entry(ledger_id) for file in self._files())])
+        last = max([*held, *(file.index.last_entry(ledger_id) for file in self._files())])
         if last == NO_ENTRY:
             raise
         return await self._read(ledger_id, last)
@@ -243,7 +243,7 @@ def _drop_what_came_later(self: store_opening._Boot, replayed: Replayed, journal
     _learn(self, replayed, journal)
     for control in replayed.controls:
         if control.operation is ControlOperation.DROP:
-            replayed.memtable.drop(control.ledger_id)
+            replayed.index.drop(control.ledger_id)
 
 
 # Budgets are ten times what it takes on average, or more: a bug that gets away is not bad luck.

@@ -312,7 +312,7 @@ def full_targets(rng: random.Random, at_us: int) -> Happening:
 
 
 def quarantine(rng: random.Random, at_us: int) -> Happening:
-    """Every bookie that could take a seat failed lately, as its clients know it."""
+    """Every bookie that could take a slot failed lately, as its clients know it."""
     steps = [_hold(at_us, 1, 2)]
     faults = []
     for number, name in enumerate((S1, S2)):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from rollbook.bookie.lifecycle_watch import LifecycleWatch
-from rollbook.ledger.lost_bookie_watch import SeatWatch
+from rollbook.ledger.lost_bookie_watch import LostBookieWatch
 from rollbook.proto.cluster.bookie_watcher import BookieWatcher, LiveBookies
 from rollbook.proto.cluster.election import Election
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes, StoredLedger
@@ -37,7 +37,7 @@ from rollbook.recovery.core.entries_to_restore import judge
 from rollbook.recovery.core.entry_spans import WHOLE
 from rollbook.recovery.core.ledger_checks import Requests
 from rollbook.recovery.core.repair_failures import Failure, after_failure
-from rollbook.recovery.core.repair_plan import Action, SeatOutcome, SlotRepair
+from rollbook.recovery.core.repair_plan import Action, RepairOutcome, SlotRepair
 from rollbook.recovery.drain_steward import Steward
 from rollbook.recovery.ledger_checks import Checks
 from rollbook.recovery.ledger_index import LedgerIndex
@@ -98,15 +98,15 @@ async def _is_never_registered(*_: Any) -> bool:
     return False
 
 
-_repair_seat = LedgerRepair._repair_seat
+_repair_slot = LedgerRepair._repair_slot
 
 
 async def _believe_those_present(
-    self: LedgerRepair, metadata: LedgerMetadata, seat: SlotRepair
-) -> SeatOutcome:
-    if seat.action is Action.RESTORE:
-        return SeatOutcome.WHOLE
-    return await _repair_seat(self, metadata, seat)
+    self: LedgerRepair, metadata: LedgerMetadata, repair: SlotRepair
+) -> RepairOutcome:
+    if repair.action is Action.RESTORE:
+        return RepairOutcome.WHOLE
+    return await _repair_slot(self, metadata, repair)
 
 
 def _shift_stripes(self: SlotRepair, quorum: Quorum, window: range) -> list[EntryId]:
@@ -334,7 +334,7 @@ _BUDGET: Final = 40
 CLUSTER_MUTANTS: Final = (
     ClusterMutant(
         "cluster-copies-in-words",
-        "A seat changes hands, and nothing was copied (RP1).",
+        "A slot changes hands, and nothing was copied (RP1).",
         _BUDGET,
         ((LedgerRepair, "_copy", _copy_nothing),),
         drill="loss",
@@ -348,14 +348,14 @@ CLUSTER_MUTANTS: Final = (
     ),
     ClusterMutant(
         "cluster-judges-kindly",
-        "A seat changes hands though some of its entries could not be had (RP1).",
+        "A slot changes hands though some of its entries could not be had (RP1).",
         _BUDGET,
         ((LedgerRepair, "_judge", _judge_kindly),),
         drill="no_sources",
     ),
     ClusterMutant(
         "cluster-swaps-without-its-lock",
-        "A worker that lost its lock in its sleep swaps the seat (RP3, MK3).",
+        "A worker that lost its lock in its sleep swaps the slot (RP3, MK3).",
         _BUDGET,
         ((LedgerNodes, "swap", _swap_in_any_session),),
         drill="sleeping_worker",
@@ -369,7 +369,7 @@ CLUSTER_MUTANTS: Final = (
     ),
     ClusterMutant(
         "cluster-swaps-those-that-are-back",
-        "A bookie that came back during the copy loses its seat (RP2).",
+        "A bookie that came back during the copy loses its slot (RP2).",
         _BUDGET,
         ((LedgerRepair, "_is_registered", _is_never_registered),),
         drill="late_return",
@@ -378,12 +378,12 @@ CLUSTER_MUTANTS: Final = (
         "cluster-registered-is-whole",
         "A bookie that is registered is taken for whole (RP6).",
         _BUDGET,
-        ((LedgerRepair, "_repair_seat", _believe_those_present),),
+        ((LedgerRepair, "_repair_slot", _believe_those_present),),
         drill="reborn",
     ),
     ClusterMutant(
         "cluster-wrong-stripe",
-        "Of a striped ledger another seat's share is copied (RP1).",
+        "Of a striped ledger another slot's share is copied (RP1).",
         _BUDGET,
         ((SlotRepair, "share", _shift_stripes),),
         drill="loss",
@@ -428,7 +428,7 @@ CLUSTER_MUTANTS: Final = (
     ),
     ClusterMutant(
         "cluster-drains-go-on",
-        "A drain that was called off during the copy takes the seat all the same (RP2).",
+        "A drain that was called off during the copy takes the slot all the same (RP2).",
         _BUDGET,
         ((Worker, "_checks", _forget_the_lifecycle),),
         drill="called_off",
@@ -463,9 +463,9 @@ CLUSTER_MUTANTS: Final = (
     ),
     ClusterMutant(
         "cluster-writers-stay",
-        "Idle writers keep their seats on lost bookies (WR11).",
+        "Idle writers keep their slots on lost bookies (WR11).",
         _BUDGET,
-        ((SeatWatch, "look", _pass),),
+        ((LostBookieWatch, "look", _pass),),
         drill="loss",
     ),
     ClusterMutant(

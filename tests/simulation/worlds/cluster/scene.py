@@ -629,11 +629,11 @@ class _Run(Stage):
 
         copy = LedgerRepair._copy
 
-        async def copy_and_tell(self: LedgerRepair, metadata: Any, seat: Any, target: Any) -> Any:
-            if seat.bookie != target:
+        async def copy_and_tell(self: LedgerRepair, metadata: Any, repair: Any, target: Any) -> Any:
+            if repair.bookie != target:
                 run._on_copying()
-            copied = await copy(self, metadata, seat, target)
-            if seat.bookie != target:
+            copied = await copy(self, metadata, repair, target)
+            if repair.bookie != target:
                 await asyncio.sleep(run._on_copied(target, run.world.loop.lane().name))
             return copied
 

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from rollbook.logservice import messages as service_words
+from rollbook.logservice import messages
 from rollbook.logservice.service import LogService
 from rollbook.proto.errors import ConnectionLost, RollbookError, ServerUnreachable, Unavailable
 from rollbook.proto.ports import Address, Transport
@@ -41,14 +41,14 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    binds: tuple[service_words.Bind, ...]
-    appends: tuple[service_words.StreamAppend, ...]
+    binds: tuple[messages.Bind, ...]
+    appends: tuple[messages.StreamAppend, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Listen:
     number: int
-    request: service_words.ReadStream
+    request: messages.ReadStream
 
 
 class Door(asyncio.Protocol):
@@ -133,7 +133,7 @@ class DoorConnection(asyncio.Protocol):
     _last: int = 0
     _rest: bytearray = field(default_factory=bytearray)
     _waiting: dict[int, asyncio.Queue[Any]] = field(default_factory=dict)
-    results: asyncio.Queue[service_words.AppendResult | None] = field(default_factory=asyncio.Queue)
+    results: asyncio.Queue[messages.AppendResult | None] = field(default_factory=asyncio.Queue)
     _transport: Endpoint | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -143,7 +143,7 @@ class DoorConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         for message in self.mail.collect(self._rest, data):
-            if isinstance(message, service_words.AppendResult):
+            if isinstance(message, messages.AppendResult):
                 self.results.put_nowait(message)
             elif (queue := self._waiting.get(message.number)) is not None:
                 queue.put_nowait(message.answer)
@@ -172,9 +172,7 @@ class DoorConnection(asyncio.Protocol):
             raise answer
         return answer
 
-    async def listen(
-        self, request: service_words.ReadStream, silence_s: float
-    ) -> AsyncIterator[Any]:
+    async def listen(self, request: messages.ReadStream, silence_s: float) -> AsyncIterator[Any]:
         """Raises what the server raised, or `ConnectionLost`, also when it has been silent for so long."""
         number, queue = self._new()
         self._write(Listen(number, request))
@@ -227,15 +225,13 @@ class Peers:
         self._mail, self._transport = mail, transport
         self._lines: dict[str, DoorConnection] = {}
 
-    async def ask(
-        self, asked: service_words.GetTail, address: str, due: float
-    ) -> service_words.LogTail:
+    async def ask(self, asked: messages.GetTail, address: str, due: float) -> messages.LogTail:
         """Raises what it answers, `ServerUnreachable`, `ConnectionLost`."""
         line = self._lines.get(address)
         if line is None or line.is_lost:
             line = self._lines[address] = await connect(self._mail, self._transport, address)
         within_s = max(due - asyncio.get_running_loop().time(), 0.001)
-        told: service_words.LogTail = await line.ask("get_tail", asked, within_s)
+        told: messages.LogTail = await line.ask("get_tail", asked, within_s)
         return told
 
     def close(self) -> None:

@@ -108,7 +108,7 @@ def _never_stalls(self: StallDetector) -> int:
 
 
 @property  # type: ignore[misc]  # It takes the place of one.
-def _no_seat_is_vacant(_self: SegmentRoll) -> dict[str, str]:
+def _no_slot_is_vacant(_self: SegmentRoll) -> dict[str, str]:
     return {}
 
 
@@ -754,7 +754,7 @@ LOG_MUTANTS: Final = (
         "logs-keeps-a-vacant-seat",
         "A segment whose bookie refuses its writer is written on (LS16).",
         _BUDGET,
-        ((SegmentRoll, "vacant_seats", _no_seat_is_vacant),),
+        ((SegmentRoll, "vacant_slots", _no_slot_is_vacant),),
         drill="formatted",
     ),
     LogMutant(

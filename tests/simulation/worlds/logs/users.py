@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from rollbook.api.client.core.retries_and_outcomes import begins_epoch, is_forgotten, may_repeat
-from rollbook.logservice import messages as service_words
+from rollbook.logservice import messages
 from rollbook.logservice.core.record_block import Block, pack_block
 from rollbook.logservice.ids import CursorName, Offset, ProducerRef, WriterEpoch
 from rollbook.logservice.log_config import WriterMode
@@ -284,7 +284,7 @@ class Users:
                 elif verb == words.ACQUIRE:
                     await self._acquire(node.name, caller, log, epochs)
                 elif log in epochs:
-                    release = service_words.ReleaseWriter(name, epochs.pop(log))
+                    release = messages.ReleaseWriter(name, epochs.pop(log))
                     await caller.settle(log, "release_writer", release, may_repeat=True)
             except RollbookError as error:
                 self._sums.tell(f"{node.name}: {error!r}")
@@ -295,11 +295,11 @@ class Users:
         self, client: str, caller: Caller, log: str, within_s: float = PATIENCE_S
     ) -> Offset:
         asked = self._records.asks_tail(client)
-        consistency = service_words.Consistency.BARRIER
+        consistency = messages.Consistency.BARRIER
         if round(self._world.now * 1e6) % 2:
-            consistency = service_words.Consistency.READ_BARRIER
-        request = service_words.GetTail(words.LOGS[log], consistency)
-        told: service_words.LogTail = await caller.settle(
+            consistency = messages.Consistency.READ_BARRIER
+        request = messages.GetTail(words.LOGS[log], consistency)
+        told: messages.LogTail = await caller.settle(
             log, "get_tail", request, may_repeat=True, within_s=within_s
         )
         self._records.on_tail(log, asked, told.tail)
@@ -314,7 +314,7 @@ class Users:
         records.on_append(log, node.name, values, condition.writer_epoch)
         asked = records.asks_tail(node.name)
         block = bytes(pack_block([value.encode() for value in values]))
-        request = service_words.Append(name, block, condition)
+        request = messages.Append(name, block, condition)
         try:
             ack: AppendAck = await caller.settle(log, "append", request, may_repeat=False)
         except RollbookError as error:
@@ -333,7 +333,7 @@ class Users:
 
     async def append_surely(
         self, client: str, caller: Caller, log: str, index: int, within_s: float
-    ) -> service_words.AppendAck:
+    ) -> messages.AppendAck:
         """At the log's owner; in an exclusive log by a new writer, which has fenced all others."""
         name, records = words.LOGS[log], self._records
         epoch: WriterEpoch | None = None
@@ -346,9 +346,9 @@ class Users:
         producer = ProducerRef(f"{client}-{index}".encode(), 0, 0)
         block = bytes(pack_block([value.encode() for value in values], producer=producer))
         condition = None if epoch is None else Condition(None, False, epoch)
-        request = service_words.Append(name, block, condition)
+        request = messages.Append(name, block, condition)
         try:
-            ack: service_words.AppendAck = await caller.settle(
+            ack: messages.AppendAck = await caller.settle(
                 *(log, "append", request), may_repeat=True, within_s=within_s
             )
         except StaleEpoch as error:  # Some writer has not finished its step yet.
@@ -362,7 +362,7 @@ class Users:
 
     async def resume(self, caller: Caller, server: str) -> None:
         """The servers that were drained, as soon as they know it themselves."""
-        request = service_words.DrainServer(server, resume=True)
+        request = messages.DrainServer(server, resume=True)
         while True:
             try:
                 line = await caller.line(server)
@@ -385,15 +385,15 @@ class Users:
         asked = self._records.asks_tail(client)
         mine = f"{client} {self._world.now}"
         is_polite = bool(round(self._world.now * 1e6) % 2)
-        mode = service_words.AcquireMode.FAIL if is_polite else service_words.AcquireMode.STEAL
-        request = service_words.AcquireWriter(words.LOGS[log], mine, mode, attempt=mine)
-        grant: service_words.WriterGrant
+        mode = messages.AcquireMode.FAIL if is_polite else messages.AcquireMode.STEAL
+        request = messages.AcquireWriter(words.LOGS[log], mine, mode, attempt=mine)
+        grant: messages.WriterGrant
         try:
             grant = await caller.settle(log, "acquire_writer", request, may_repeat=True)
         except WriterHeld as error:
             if error.ids["holder"] == mine:
                 self._sums.on_broken(WRITER_EPOCH, f"{log}: {mine} is refused for his own sake")
-            request = replace(request, mode=service_words.AcquireMode.STEAL)
+            request = replace(request, mode=messages.AcquireMode.STEAL)
             grant = await caller.settle(log, "acquire_writer", request, may_repeat=True)
         self._sums.tell(f"{client}: {grant}")
         self._records.on_granted(log, asked, grant)
@@ -423,10 +423,10 @@ class Users:
         while True:
             server = caller.server_for(log)
             head, owed = self._head_at(server, log), sums.owed(log)
-            request = service_words.ReadStream(
+            request = messages.ReadStream(
                 words.LOGS[log],
                 AtOffset(Offset(position)),
-                on_truncated=service_words.OnTruncated.SKIP,
+                on_truncated=messages.OnTruncated.SKIP,
                 heartbeat_ms=400,
                 uid=self._sums.uids[log],
             )
@@ -434,25 +434,25 @@ class Users:
                 line = await caller.new_line(server)
                 async for event in line.listen(request, _SILENCE_S):
                     match event:
-                        case service_words.Records():
+                        case messages.Records():
                             position = self._records.on_records(log, session, position, event, head)
                             sums.positions[key] = position
                             sums.tell(f"{session} has read up to {position}")
-                        case service_words.Gap(_, start, end):
+                        case messages.Gap(_, start, end):
                             self._on_gap(log, session, position, start, end)
                             session, position = self._session(key), end
                             sums.positions[key] = position
-                        case service_words.CaughtUp(offset):
+                        case messages.CaughtUp(offset):
                             self._records.on_complete(log, session, offset, owed)
-                        case service_words.Progress(waits_for=WaitsFor.NOTHING, lag_records=0):
+                        case messages.Progress(waits_for=WaitsFor.NOTHING, lag_records=0):
                             self._records.on_complete(log, session, event.position, owed)
-                        case service_words.Sealed(tail):
+                        case messages.Sealed(tail):
                             self._records.on_sealed(log, tail)
                             return
-                        case service_words.Moving():
+                        case messages.Moving():
                             self._on_moving(log, session, position, event)
                             break
-                        case service_words.Stopped():
+                        case messages.Stopped():
                             break
             except (LogDeleted, LogReplaced, NoSuchLog) as error:
                 sums.tell(f"{session}: {error!r}")
@@ -472,9 +472,7 @@ class Users:
         number = self._sums.sessions[key] = self._sums.sessions.get(key, 0) + 1
         return f"{key} {number}"
 
-    def _on_moving(
-        self, log: str, session: str, position: int, event: service_words.Moving
-    ) -> None:
+    def _on_moving(self, log: str, session: str, position: int, event: messages.Moving) -> None:
         if event.resume_offset != position:
             text = f"{session} has read up to {position}, and has to go on at {event}"
             self._sums.on_broken(ONE_SEQUENCE, f"{log}: {text}")
@@ -502,11 +500,11 @@ class Users:
         while True:
             asked_at = server or caller.server_for(log)
             head = self._head_at(asked_at, log)
-            request = service_words.ReadStream(
+            request = messages.ReadStream(
                 words.LOGS[log],
                 start,
-                at_tail=service_words.AtTail.STOP_AT_BARRIER,
-                on_truncated=service_words.OnTruncated.SKIP,
+                at_tail=messages.AtTail.STOP_AT_BARRIER,
+                on_truncated=messages.OnTruncated.SKIP,
                 heartbeat_ms=400,
                 uid=self._sums.uids[log],
             )
@@ -514,24 +512,24 @@ class Users:
                 line = await caller.new_line(asked_at)
                 async for event in line.listen(request, _SILENCE_S):
                     match event:
-                        case service_words.Records():
+                        case messages.Records():
                             if position < 0:
                                 position = event.base_offset
                             position = self._records.on_records(log, session, position, event, head)
                             start = AtOffset(Offset(position))
-                        case service_words.Gap(_, begin, end):
+                        case messages.Gap(_, begin, end):
                             self._on_gap(
                                 log, session, position if position >= 0 else begin, begin, end
                             )
                             session, position = self._session(key), end
                             start = AtOffset(Offset(position))
-                        case service_words.Sealed(tail):
+                        case messages.Sealed(tail):
                             self._records.on_sealed(log, tail)
                             return tail
-                        case service_words.Stopped(offset):
+                        case messages.Stopped(offset):
                             self._records.on_tail(log, asked, offset)
                             return offset
-                        case service_words.Moving():
+                        case messages.Moving():
                             if position >= 0:
                                 self._on_moving(log, session, position, event)
                             break
@@ -573,23 +571,23 @@ class Users:
         start, session = self._sums.owed(log) - _RANGE, self._session(f"{client} {log} range")
         while True:
             owed, head = self._sums.owed(log), self._head_at(server, log)
-            request = service_words.Read(
+            request = messages.Read(
                 words.LOGS[log],
                 AtOffset(Offset(max(start, 0))),
-                on_truncated=service_words.OnTruncated.SKIP,
+                on_truncated=messages.OnTruncated.SKIP,
                 uid=self._sums.uids[log],
             )
             error: RollbookError = ConnectionLost("it never says that these are all")
             try:
                 line = await caller.line(server)
-                answer: service_words.ReadAnswer = await line.ask("read", request, ATTEMPT_S)
+                answer: messages.ReadAnswer = await line.ask("read", request, ATTEMPT_S)
             except RollbookError as refusal:
                 error = refusal
                 self._judge_range_refused(log, session, max(start, 0), owed, refusal)
             else:
                 if answer.first_offset > max(start, 0):  # A gap, or the log's start.
                     session = self._session(f"{client} {log} range")
-                told = service_words.Records(answer.blocks, answer.first_offset, answer.next_offset)
+                told = messages.Records(answer.blocks, answer.first_offset, answer.next_offset)
                 start = self._records.on_records(log, session, answer.first_offset, told, head)
                 if not answer.is_tail_uncertain:
                     self._records.on_complete(log, session, answer.tail, owed)
@@ -611,26 +609,26 @@ class Users:
         """Raises what kept it from getting there."""
         owed, head = self._sums.owed(log), self._head_at(server, log)
         position, session = -1, self._session(f"{client} {log} to tail")
-        request = service_words.ReadStream(
+        request = messages.ReadStream(
             words.LOGS[log],
             AtOffset(Offset(max(owed - _RANGE, 0))),
-            at_tail=service_words.AtTail.STOP,
-            on_truncated=service_words.OnTruncated.SKIP,
+            at_tail=messages.AtTail.STOP,
+            on_truncated=messages.OnTruncated.SKIP,
             heartbeat_ms=400,
             uid=self._sums.uids[log],
         )
         line = await caller.new_line(server)
         async for event in line.listen(request, _SILENCE_S):
             match event:
-                case service_words.Records():
+                case messages.Records():
                     position = event.base_offset if position < 0 else position
                     position = self._records.on_records(log, session, position, event, head)
-                case service_words.Gap():
+                case messages.Gap():
                     session, position = self._session(f"{client} {log} to tail"), -1
-                case service_words.Stopped(offset) | service_words.Sealed(offset):
+                case messages.Stopped(offset) | messages.Sealed(offset):
                     self._records.on_complete(log, session, offset, owed)
                     return
-                case service_words.Moving():
+                case messages.Moving():
                     if position >= 0:
                         self._on_moving(log, session, position, event)
                     return
@@ -653,7 +651,7 @@ class Users:
         self, client: str, caller: Caller, verb: str, rest: Sequence[str]
     ) -> None:
         if verb in (words.DRAIN, words.RESUME):
-            drain = service_words.DrainServer(rest[0], resume=verb == words.RESUME)
+            drain = messages.DrainServer(rest[0], resume=verb == words.RESUME)
             line = await caller.line(rest[0])
             await line.ask("drain_server", drain, PATIENCE_S)
             return
@@ -662,8 +660,8 @@ class Users:
         mark = CursorName(f"{client}-mark")
         if verb == words.TRUNCATE:
             before = AtOffset(Offset(max(facts.acked - int(rest[1]), 0)))
-            request = service_words.Truncate(name, before, force_roll=int(rest[1]) % 2 == 1)
-            told: service_words.TruncateAnswer = await caller.settle(
+            request = messages.Truncate(name, before, force_roll=int(rest[1]) % 2 == 1)
+            told: messages.TruncateAnswer = await caller.settle(
                 log, "truncate", request, may_repeat=True
             )
             self._sums.tell(f"{client}: {told}")
@@ -672,45 +670,41 @@ class Users:
             self._records.on_truncated(log, told.new_head)
         elif verb == words.MARK:
             offset = Offset(max(facts.acked - int(rest[1]), 0))
-            commit = service_words.CommitCursor(
-                name, mark, offset, is_protected=True, may_rewind=True
-            )
+            commit = messages.CommitCursor(name, mark, offset, is_protected=True, may_rewind=True)
             await caller.settle(log, "commit_cursor", commit, may_repeat=True)
         elif verb == words.UNMARK:
-            delete = service_words.DeleteCursor(name, mark)
+            delete = messages.DeleteCursor(name, mark)
             await caller.settle(log, "delete_cursor", delete, may_repeat=True)
         elif verb == words.ROLL:
-            await caller.settle(log, "roll_log", service_words.RollLog(name), may_repeat=True)
+            await caller.settle(log, "roll_log", messages.RollLog(name), may_repeat=True)
         elif verb == words.SEAL:
-            sealed: service_words.SealAnswer = await caller.settle(
-                log, "seal", service_words.Seal(name), may_repeat=True
+            sealed: messages.SealAnswer = await caller.settle(
+                log, "seal", messages.Seal(name), may_repeat=True
             )
             self._records.on_sealed(log, sealed.tail)
         elif verb == words.UNDELETE:
             await self._delete_and_undelete(caller, log)
         elif verb in (words.DELETE, words.REPLACE):
-            delete_log = service_words.DeleteLog(
-                name, grace_ms=0 if verb == words.REPLACE else None
-            )
+            delete_log = messages.DeleteLog(name, grace_ms=0 if verb == words.REPLACE else None)
             await caller.settle(log, "delete_log", delete_log, may_repeat=True)
             self._records.on_deleted(log)
             if verb == words.REPLACE:
                 await self._create_again(caller, log)
         else:
-            transfer = service_words.TransferLog(name, rest[1])
+            transfer = messages.TransferLog(name, rest[1])
             await caller.settle(log, "transfer_log", transfer, may_repeat=True)
 
     async def _delete_and_undelete(self, caller: Caller, log: str) -> None:
         """Both at once: either its grace was over first, or it is back as it was."""
         name, uid = words.LOGS[log], self._sums.uids[log]
-        delete = service_words.DeleteLog(name, uid=uid)
+        delete = messages.DeleteLog(name, uid=uid)
 
         async def undelete() -> None:
             due = self._world.now + _UNDELETED_S
             while self._world.now < due:
-                word = service_words.UndeleteLog(name, uid)
+                request = messages.UndeleteLog(name, uid)
                 with suppress(RollbookError):
-                    await caller.settle(log, "undelete_log", word, may_repeat=True)
+                    await caller.settle(log, "undelete_log", request, may_repeat=True)
                     self._sums.tell(f"{log} is back")
                     return
                 await asyncio.sleep(_UNDELETE_PAUSE_S)
@@ -727,8 +721,8 @@ class Users:
         name, due = words.LOGS[log], self._world.now + _FREED_S
         while log not in self._sums.second_uids:
             try:
-                made: service_words.LogState = await caller.settle(
-                    log, "ensure_log", service_words.EnsureLog(name), may_repeat=True
+                made: messages.LogState = await caller.settle(
+                    log, "ensure_log", messages.EnsureLog(name), may_repeat=True
                 )
                 self._sums.second_uids[log] = made.uid
             except RollbookError:
@@ -741,7 +735,7 @@ class Users:
             value = f"{log}{AGAIN}:{number}"
             producer = ProducerRef(b"again", 0, number)
             block = bytes(pack_block([value.encode()], producer=producer))
-            request = service_words.Append(name, block, uid=self._sums.second_uids[log])
+            request = messages.Append(name, block, uid=self._sums.second_uids[log])
             await caller.settle(log, "append", request, may_repeat=True)
             acked.append(value)
 
@@ -749,9 +743,9 @@ class Users:
         """Nothing of the first log is in the one that replaced it, and all that was acked in that is (LL9)."""
         uid, found, position = self._sums.second_uids[log], list[str](), Offset(0)
         while True:
-            request = service_words.Read(words.LOGS[log], AtOffset(position), uid=uid)
+            request = messages.Read(words.LOGS[log], AtOffset(position), uid=uid)
             try:
-                answer: service_words.ReadAnswer = await caller.settle(
+                answer: messages.ReadAnswer = await caller.settle(
                     log, "read", request, may_repeat=True
                 )
             except RollbookError as error:
@@ -822,7 +816,7 @@ class _Sink:
             self._loop.create_task(self._send_again(batch))
 
     async def _send_again(self, batch: _SubmittedBatch) -> None:
-        request = service_words.Append(self._name, batch.block)
+        request = messages.Append(self._name, batch.block)
         try:
             ack = await self._caller.settle(self._log, "append", request, may_repeat=True)
         except RollbookError as error:
@@ -856,8 +850,8 @@ class _Sink:
 
     async def _send_over(self, line: DoorConnection, server: str) -> None:
         """Until it fails, or nothing is pending. Raises what it fails of."""
-        bind: tuple[service_words.Bind, ...] = (
-            service_words.Bind(0, self._name, True, self._sums.uids[self._log]),
+        bind: tuple[messages.Bind, ...] = (
+            messages.Bind(0, self._name, True, self._sums.uids[self._log]),
         )
         sent: deque[_SubmittedBatch] = deque()
         try:
@@ -873,13 +867,13 @@ class _Sink:
         self,
         line: DoorConnection,
         server: str,
-        bind: tuple[service_words.Bind, ...],
+        bind: tuple[messages.Bind, ...],
         sent: deque[_SubmittedBatch],
     ) -> None:
         """`sent`: those whose result is not known yet."""
         while self._pending:
             fresh = list(self._pending)[len(sent) : _IN_FLIGHT]
-            appends = [service_words.StreamAppend(batch.seq, 0, batch.block) for batch in fresh]
+            appends = [messages.StreamAppend(batch.seq, 0, batch.block) for batch in fresh]
             for batch in fresh:
                 batch.is_sent = True
                 batch.first_sent_s = batch.first_sent_s or self._sums.world.now

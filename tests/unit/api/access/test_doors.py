@@ -103,9 +103,9 @@ class Site:
         """Rewrites the access file in place, with its end mark."""
         self.path.write_text(f"{file_of(principals)}\n# end\n")
 
-    async def ask(self, method: Method, word: Any, who: str | None) -> Any:
+    async def ask(self, method: Method, request: Any, who: str | None) -> Any:
         """Returns the response or the stream's first event; raises the server's error."""
-        data = pack(word).SerializeToString()
+        data = pack(request).SerializeToString()
         metadata = (("authorization", f"Bearer {token_of(who)}"),) if who else ()
         channel = self.channels.to(str(self.grpc.address))
         try:
@@ -170,13 +170,13 @@ EVERY_CALL = [method for method in METHODS if method.kind is not CallKind.APPEND
 async def test_grpc_methods_need_their_rights(there: Site) -> None:
     """G5: gRPC admits what `may_ask` admits; a refused request never reaches the service."""
     for method in EVERY_CALL:
-        word = sample(method.request)
+        request = sample(method.request)
         for who in (None, "expired", "nobody", "elsewhere", "reader", "appender", "admin"):
             there.core.asked.clear()
             principal = there.authenticator._principals.named(who or "")
-            may = principal is not None and who != "expired" and may_ask(principal.grants, word)
+            may = principal is not None and who != "expired" and may_ask(principal.grants, request)
             try:
-                await there.ask(method, word, who)
+                await there.ask(method, request, who)
                 was_let_in = True
             except Unauthorized:
                 was_let_in = False
@@ -437,10 +437,10 @@ async def test_unauthenticated_callers_cannot_hold_calls(there: Site) -> None:
 
 async def test_call_beyond_its_rate_gets_a_retry_delay(there: Site) -> None:
     """G8: both doors share one quota and respond with the same reason."""
-    word = messages.Append(LOG, pack_block([b"z"] * 1000))
-    await there.ask(BY_REQUEST[messages.Append], word, "bounded")
+    request = messages.Append(LOG, pack_block([b"z"] * 1000))
+    await there.ask(BY_REQUEST[messages.Append], request, "bounded")
     with pytest.raises(Throttled) as caught:
-        await there.ask(BY_REQUEST[messages.Append], word, "bounded")
+        await there.ask(BY_REQUEST[messages.Append], request, "bounded")
     assert caught.value.ids["retry_after_ms"] > 100_000
     answer = await there.append_http("bounded")
     assert (answer.status, answer.reason) == (429, "THROTTLED")
@@ -515,7 +515,7 @@ async def test_new_read_stream_waits_for_debt_of_earlier_stream(there: Site) -> 
         assert event.progress.waits_for == log_pb2.WAITS_FOR_THROTTLE
         assert event.progress.position == 0
         again.cancel()
-    reads = [word for word in there.core.asked if isinstance(word, messages.ReadStream)]
+    reads = [request for request in there.core.asked if isinstance(request, messages.ReadStream)]
     assert len(reads) == 1  # A throttled stream reads nothing ahead.
 
 
@@ -574,11 +574,11 @@ async def test_access_file_writable_by_others_is_refused(
 
 
 async def test_reload_of_access_file_keeps_used_quota(there: Site) -> None:
-    word = messages.Append(LOG, pack_block([b"z"] * 1000))
-    await there.ask(BY_REQUEST[messages.Append], word, "bounded")
+    request = messages.Append(LOG, pack_block([b"z"] * 1000))
+    await there.ask(BY_REQUEST[messages.Append], request, "bounded")
     there.rewrite({**PRINCIPALS, "more": 'read = ["*"]'})
     with pytest.raises(Throttled):
-        await there.ask(BY_REQUEST[messages.Append], word, "bounded")
+        await there.ask(BY_REQUEST[messages.Append], request, "bounded")
 
 
 # --- The audit ----------------------------------------------------------------------------------
@@ -626,7 +626,7 @@ async def test_forwarded_acts_are_logged_under_the_callers_name(there: Site) -> 
     """G9: only the first server knows the caller; the owner sees the first server's token."""
 
     class Peers:
-        async def ask(self, word: Any, address: str, due: float) -> Any:
+        async def ask(self, request: Any, address: str, due: float) -> Any:
             return messages.RollLogAnswer(SegmentId(3))
 
     there.rest._routing._peers = Peers()
@@ -843,9 +843,9 @@ async def test_unknown_certificate_cannot_hold_a_call(
         assert await call.code() is codes.INVALID_ARGUMENT
         limits = known.call(address, BY_REQUEST[messages.GetLimits].path)
         assert await limits(b"", timeout=DEADLINE_S)
-        for word in (messages.ReadStream(LOG, Earliest()), messages.WatchTail(LOG)):
-            follow = known.to(address).unary_stream(BY_REQUEST[type(word)].path)
-            events = follow(pack(word).SerializeToString(), timeout=DEADLINE_S)
+        for request in (messages.ReadStream(LOG, Earliest()), messages.WatchTail(LOG)):
+            follow = known.to(address).unary_stream(BY_REQUEST[type(request)].path)
+            events = follow(pack(request).SerializeToString(), timeout=DEADLINE_S)
             assert await events.read()
             events.cancel()
         watch = health_pb2_grpc.HealthStub(known.to(address)).Watch(health_pb2.HealthCheckRequest())

@@ -198,7 +198,7 @@ FLAWS: Final = (
         "denied logs are allowed",
         test_grants.test_each_request_needs_its_right,
         (Grants, "may", lambda self, right, log: grants._is_any(getattr(self, right.value), log)),
-        word=sample(messages.Append),
+        message=sample(messages.Append),
     ),
     _flaw(
         "gRPC checks no rights",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from rollbook.api.client.producer_batch import Batch, Submission
-from rollbook.logservice import messages as words
+from rollbook.logservice import messages
 from rollbook.logservice.core.record_block import Block
 from rollbook.logservice.ids import OwnerEpoch
 from rollbook.logservice.messages import AppendResult
@@ -241,16 +241,16 @@ async def test_refusal_after_a_doubt_keeps_the_outcome_unknown(site: Site) -> No
     assert mismatch.value.ids["tail"] == 7
 
 
-@pytest.mark.parametrize("mode", list(words.AcquireMode))
+@pytest.mark.parametrize("mode", list(messages.AcquireMode))
 async def test_retry_after_a_lost_grant_gets_the_same_epoch(
-    site: Site, mode: words.AcquireMode
+    site: Site, mode: messages.AcquireMode
 ) -> None:
     """The holder must not be refused, wait or get a new epoch because of its own grant."""
     log = await site.client("a").open("wal", create=True)
     core = site.cores["a"]
-    grants: list[words.WriterGrant] = []
+    grants: list[messages.WriterGrant] = []
 
-    async def lose_first_grant(request: words.AcquireWriter, due: float) -> words.WriterGrant:
+    async def lose_first_grant(request: messages.AcquireWriter, due: float) -> messages.WriterGrant:
         grants.append(await FakeCore.acquire_writer(core, request, due))
         if len(grants) == 1:
             raise ConnectionLost

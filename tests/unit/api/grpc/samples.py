@@ -26,16 +26,16 @@ SAID: dict[str, Any] = {
 }
 
 
-def sample(word: Any, *, is_full: bool = True) -> Any:
-    hints = get_type_hints(word)
+def sample(kind: Any, *, is_full: bool = True) -> Any:
+    hints = get_type_hints(kind)
     found = {}
-    for each in fields(word):
+    for each in fields(kind):
         has_default = each.default is not MISSING or each.default_factory is not MISSING
         if is_full or not has_default:
             found[each.name] = _value(hints[each.name], is_full=is_full)
-    if word in (Append, Seal) and "block" in found:
+    if kind in (Append, Seal) and "block" in found:
         found["block"] = pack_block([b"x"])
-    return word(**found)
+    return kind(**found)
 
 
 def _value(hint: Any, *, is_full: bool) -> Any:

@@ -11,7 +11,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from rollbook.api.grpc.config import GrpcConfig
-from rollbook.api.grpc.record_framing import request_word
+from rollbook.api.grpc.record_framing import unpack_request
 from rollbook.api.grpc.server import GrpcServer
 from rollbook.logservice.core.record_block import Block, pack_block
 from rollbook.logservice.log_config import LogConfig
@@ -97,8 +97,8 @@ def test_record_headers_are_framed_in_name_order() -> None:
     """LS6: maps have no fixed order, and a reordered retry must not be rejected as another batch."""
     names = [f"{number:02}" for number in range(12)]
     record = log_pb2.Record(value=b"x", headers=dict.fromkeys(reversed(names), b"v"))
-    word = request_word(log_pb2.AppendRequest(log="ns/orders", records=[record]), Append)
-    (framed,) = Block(word.block).records()
+    append = unpack_request(log_pb2.AppendRequest(log="ns/orders", records=[record]), Append)
+    (framed,) = Block(append.block).records()
     assert list(framed.headers) == names
 
 

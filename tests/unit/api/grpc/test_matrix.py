@@ -35,8 +35,8 @@ class StatusClient:
         self.channels = channels
         self.address = address
 
-    async def heard(self, method: Method, word: Any) -> tuple[grpc.StatusCode, RollbookError]:
-        data = pack(word).SerializeToString()
+    async def heard(self, method: Method, request: Any) -> tuple[grpc.StatusCode, RollbookError]:
+        data = pack(request).SerializeToString()
         channel = self.channels.to(self.address)
         if method.kind is CallKind.CALL:
             call = channel.unary_unary(method.path)(data, timeout=30)
@@ -83,11 +83,11 @@ def assert_same(heard: RollbookError, said: RollbookError) -> None:
     "method", [m for m in METHODS if m.kind is not CallKind.APPEND_STREAM], ids=lambda m: m.name
 )
 async def test_every_call_returns_every_error(line: StatusClient, method: Method) -> None:
-    word = sample(method.request)
+    request = sample(method.request)
     for kind in OURS:
         said = raised(kind)
         line.core.failures[method.core_name].append(said)
-        status, heard = await line.heard(method, word)
+        status, heard = await line.heard(method, request)
         assert status.name == kind.code.grpc, kind
         assert_same(heard, said)
 

@@ -25,10 +25,10 @@ from tests.unit.api.grpc.samples import sample
 
 FILES = (log_pb2, cursor_pb2, admin_pb2, cluster_pb2, error_pb2)
 SINGLE = [each for each in METHODS if each.kind is not CallKind.APPEND_STREAM]
-WORDS = dict.fromkeys(
-    word
+CLASSES = dict.fromkeys(
+    kind
     for method in SINGLE
-    for word in (method.request, *(get_args(method.answer) or (method.answer,)))
+    for kind in (method.request, *(get_args(method.answer) or (method.answer,)))
 )
 # Fields for clients that do not frame blocks: see `api/grpc/record_framing.py`.
 ONLY_ON_THE_WIRE = {
@@ -50,24 +50,24 @@ def test_method_table_equals_the_proto_services() -> None:
     assert declared == {(method.service, method.name) for method in METHODS}
 
 
-@pytest.mark.parametrize("word", WORDS, ids=lambda word: word.__name__)
-def test_message_class_and_proto_have_the_same_fields(word: Any) -> None:
-    names = set(message_of(word).DESCRIPTOR.fields_by_name)
-    assert names - {field.name for field in fields(word)} == ONLY_ON_THE_WIRE.get(word, set())
-    assert {field.name for field in fields(word)} <= names
+@pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
+def test_message_class_and_proto_have_the_same_fields(kind: Any) -> None:
+    names = set(message_of(kind).DESCRIPTOR.fields_by_name)
+    assert names - {field.name for field in fields(kind)} == ONLY_ON_THE_WIRE.get(kind, set())
+    assert {field.name for field in fields(kind)} <= names
 
 
-@pytest.mark.parametrize("word", [*WORDS, messages.AppendResult], ids=lambda word: word.__name__)
+@pytest.mark.parametrize("kind", [*CLASSES, messages.AppendResult], ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("is_full", [True, False])
-def test_every_message_round_trips_as_protobuf(word: Any, is_full: bool) -> None:
-    if word is messages.AppendResult:
+def test_every_message_round_trips_as_protobuf(kind: Any, is_full: bool) -> None:
+    if kind is messages.AppendResult:
         told = sample(messages.AppendAck) if is_full else None
         value = messages.AppendResult(7, told, None if is_full else RollbookError("x"))
     else:
-        value = sample(word, is_full=is_full)
+        value = sample(kind, is_full=is_full)
     message = type(pack(value)).FromString(pack(value).SerializeToString())
-    back = unpack(message, word)
-    if word is messages.AppendResult and not is_full:
+    back = unpack(message, kind)
+    if kind is messages.AppendResult and not is_full:
         assert (back.number, back.ack, str(back.error)) == (7, None, "x")
     else:
         assert back == value
@@ -94,7 +94,7 @@ def test_unknown_read_event_is_unpacked_as_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("message", "word", "field"),
+    ("message", "kind", "field"),
     [
         (log_pb2.GetTailRequest(log="UPPER"), messages.GetTail, "log"),
         (log_pb2.GetTailRequest(log="a", consistency=99), messages.GetTail, "consistency"),  # type: ignore[arg-type]  # An unknown value.
@@ -108,9 +108,9 @@ def test_unknown_read_event_is_unpacked_as_none() -> None:
         (admin_pb2.UpdateLogRequest(log="a"), messages.UpdateLog, "config"),
     ],
 )
-def test_invalid_field_is_rejected_by_name(message: Any, word: Any, field: str) -> None:
+def test_invalid_field_is_rejected_by_name(message: Any, kind: Any, field: str) -> None:
     with pytest.raises(InvalidRequest, match=f"^{field}"):
-        unpack(message, word)
+        unpack(message, kind)
 
 
 def test_every_proto_declaration_has_a_comment() -> None:

@@ -84,16 +84,16 @@ class Site:
         self.clients.append(connect(self.url, PATIENT, token=token_of(who)))
         return self.clients[-1]
 
-    async def ask(self, word: Any, who: str, at: int = 0, **headers: str) -> Any:
+    async def ask(self, request: Any, who: str, at: int = 0, **headers: str) -> Any:
         channels = Channels(Security(token=token_of(who)))
-        method, address = BY_REQUEST[type(word)], str(self.servers[at].address)
+        method, address = BY_REQUEST[type(request)], str(self.servers[at].address)
         shown = (
             *channels.shown_to(address),
             *((k.replace("_", "-"), v) for k, v in headers.items()),
         )
         try:
             return await channels.call(address, method.path)(
-                pack(word).SerializeToString(), timeout=DEADLINE_S, metadata=shown
+                pack(request).SerializeToString(), timeout=DEADLINE_S, metadata=shown
             )
         except Exception as error:
             if isinstance(error, RollbookError) or not hasattr(error, "trailing_metadata"):

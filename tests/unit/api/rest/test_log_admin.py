@@ -352,38 +352,38 @@ async def test_response_405_lists_all_allowed_methods(there: Site) -> None:
 # --- Messages and OpenAPI ---------------------------------------------------------------------
 
 
-def every_word() -> Iterator[Any]:
+def every_message_class() -> Iterator[Any]:
     seen = set()
     for method in METHODS:
         if method.kind is not CallKind.APPEND_STREAM:
-            for word in (method.request, method.answer):
-                if isinstance(word, type) and word not in seen:
-                    seen.add(word)
-                    yield word
+            for kind in (method.request, method.answer):
+                if isinstance(kind, type) and kind not in seen:
+                    seen.add(kind)
+                    yield kind
 
 
-@pytest.mark.parametrize("word", list(every_word()), ids=lambda word: word.__name__)
+@pytest.mark.parametrize("kind", list(every_message_class()), ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("is_full", [True, False])
-def test_every_message_round_trips_as_json(word: Any, is_full: bool) -> None:
-    said = sample(word, is_full=is_full)
-    if word in (messages.LogJournal, messages.ServerStats):  # They have types that no request has.
+def test_every_message_round_trips_as_json(kind: Any, is_full: bool) -> None:
+    said = sample(kind, is_full=is_full)
+    if kind in (messages.LogJournal, messages.ServerStats):  # They have types that no request has.
         json.dumps(to_json(said))
         return
-    assert from_json(json.loads(json.dumps(to_json(said))), word) == said
+    assert from_json(json.loads(json.dumps(to_json(said))), kind) == said
 
 
-@pytest.mark.parametrize("word", list(every_word()), ids=lambda word: word.__name__)
-def test_every_example_matches_its_schema(word: Any) -> None:
-    schema, example = schema_of(word), example_of(word)
+@pytest.mark.parametrize("kind", list(every_message_class()), ids=lambda kind: kind.__name__)
+def test_every_example_matches_its_schema(kind: Any) -> None:
+    schema, example = schema_of(kind), example_of(kind)
     assert set(schema["required"]) == set(schema["properties"]) == set(example)
-    assert set(to_json(sample(word))) == set(example)
+    assert set(to_json(sample(kind))) == set(example)
 
 
 def test_invalid_field_is_rejected_by_name() -> None:
     good = {"offset": 1}
     given = {"log": NAME, "name": CursorName("c"), "expected_version": None}
-    word = messages.CommitCursor(NAME, CursorName("c"), Offset(1))
-    assert from_json(good, messages.CommitCursor, **given) == word
+    commit = messages.CommitCursor(NAME, CursorName("c"), Offset(1))
+    assert from_json(good, messages.CommitCursor, **given) == commit
     for bad, text in (
         ({}, "offset is missing"),
         ({"offset": "1"}, "offset: expected an integer, not a string"),

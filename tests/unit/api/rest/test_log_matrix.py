@@ -128,8 +128,8 @@ class FakePeers:
         self.answer = answer
         self.asked: list[tuple[Any, str]] = []
 
-    async def ask(self, word: Any, address: str, due: float) -> Any:
-        self.asked.append((word, address))
+    async def ask(self, request: Any, address: str, due: float) -> Any:
+        self.asked.append((request, address))
         if isinstance(self.answer, Exception):
             raise self.answer
         return self.answer

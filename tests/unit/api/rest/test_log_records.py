@@ -32,7 +32,7 @@ from rollbook.api.rest.record_json import (
     record_json,
     records_json,
 )
-from rollbook.logservice import messages as words
+from rollbook.logservice import messages
 from rollbook.logservice.core.record_block import Block, Record, pack_block
 from rollbook.logservice.ids import LogName, Offset, ProducerRef
 from rollbook.logservice.log_config import BATCH_RECORDS_CEILING
@@ -581,10 +581,10 @@ async def test_event_stream_resumes_without_loss_or_repeat(there: Site) -> None:
 async def test_resume_at_the_end_of_a_sealed_log_is_204(there: Site) -> None:
     """The seal may be the first event or follow `caught_up`."""
 
-    async def caught_up_first(request: words.ReadStream) -> AsyncIterator[words.ReadEvent]:
-        yield words.CaughtUp(Offset(1))
+    async def caught_up_first(request: messages.ReadStream) -> AsyncIterator[messages.ReadEvent]:
+        yield messages.CaughtUp(Offset(1))
         if log_of(there).is_sealed:
-            yield words.Sealed(Offset(1))
+            yield messages.Sealed(Offset(1))
 
     log_of(there).append(pack_block([b"a"]), None)
     for events in (None, caught_up_first):
@@ -715,7 +715,7 @@ async def test_read_to_tail_fixes_its_end_at_the_start(
     stream_of_one: list[Stream] = []
     readings = 0
 
-    async def told_twice(request: words.ReadStream) -> AsyncIterator[words.ReadEvent]:
+    async def told_twice(request: messages.ReadStream) -> AsyncIterator[messages.ReadEvent]:
         nonlocal readings
         readings += 1
         events = 0
@@ -789,7 +789,7 @@ async def test_read_from_earliest_survives_concurrent_truncation(
     log, found_before = log_of(there), there.core.find_offset
     log.append(pack_block([b"a", b"b", b"c"]), None)
 
-    async def truncated_behind(request: words.FindOffset, due: float) -> words.FoundOffset:
+    async def truncated_behind(request: messages.FindOffset, due: float) -> messages.FoundOffset:
         found = await found_before(request, due)
         if log.tail > 3:
             return found
@@ -827,18 +827,18 @@ async def test_follower_that_fell_behind_resumes_at_its_offset(
     stream_of_one: list[Stream] = []
     starts: list[Any] = []
 
-    async def falls_behind(request: words.ReadStream) -> AsyncIterator[words.ReadEvent]:
+    async def falls_behind(request: messages.ReadStream) -> AsyncIterator[messages.ReadEvent]:
         blocks = log_of(there).blocks
         starts.append(request.start)
         if len(starts) == 1:
             yield Records((blocks[0],), Offset(0), Offset(1))
-            yield words.CaughtUp(Offset(1))
+            yield messages.CaughtUp(Offset(1))
             if is_slow:
                 stream_of_one[0].may_send.clear()
-            yield words.FellBehind(Offset(9))
+            yield messages.FellBehind(Offset(9))
         for offset in range(1, 9):
             yield Records((blocks[offset],), Offset(offset), Offset(offset + 1))
-        yield words.Stopped(Offset(9))
+        yield messages.Stopped(Offset(9))
 
     for number in range(9):
         log_of(there).append(pack_block([b"%d" % number]), None)

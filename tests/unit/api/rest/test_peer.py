@@ -191,7 +191,7 @@ LEFT_OUT: Final = {  # Keys are the names on the design page.
 class Asked(NamedTuple):
     operation: str
     request: Route
-    words: tuple[Any, ...]
+    messages: tuple[Any, ...]
 
 
 @pytest.fixture(scope="module")
@@ -226,9 +226,9 @@ def _operation(there: Site, request: Route) -> str:
     return found
 
 
-def _leaves(word: Any, at: str) -> Iterator[tuple[str, Any]]:
-    for each in fields(word):
-        value = getattr(word, each.name)
+def _leaves(message: Any, at: str) -> Iterator[tuple[str, Any]]:
+    for each in fields(message):
+        value = getattr(message, each.name)
         if each.name == "block" and value is not None:
             yield f"{at}.block", value
             yield f"{at}.block.producer", check_block(value, CEILING).producer
@@ -245,9 +245,9 @@ def _leaves(word: Any, at: str) -> Iterator[tuple[str, Any]]:
 async def test_every_method_field_can_be_set_over_http(asked: list[Asked]) -> None:
     seen: dict[str, list[Any]] = defaultdict(list)
     for each in asked:
-        for word in each.words:
-            kind = type(word).__name__
-            for name, value in ((kind, True), *_leaves(word, kind)):
+        for message in each.messages:
+            kind = type(message).__name__
+            for name, value in ((kind, True), *_leaves(message, kind)):
                 if value not in seen[name]:
                     seen[name].append(value)
     lacking = set()
@@ -259,8 +259,8 @@ async def test_every_method_field_can_be_set_over_http(asked: list[Asked]) -> No
             if len(seen[f"{method.name}.{field.name}"]) < 2:
                 lacking.add(f"{method.name}.{field.name}")
     # Nested fields count, too: conditions, configurations, records.
-    for word in ("UpdateLog.config", "Append.condition", "Seal.condition", "Append.block"):
-        names = [name for name in seen if name.startswith(f"{word}.")]
+    for field_name in ("UpdateLog.config", "Append.condition", "Seal.condition", "Append.block"):
+        names = [name for name in seen if name.startswith(f"{field_name}.")]
         assert names
         lacking |= {name for name in names if len(seen[name]) < 2 and not _is_servers(name)}
     assert lacking == set(NOT_OVER_HTTP)
@@ -286,7 +286,7 @@ async def test_every_http_parameter_reaches_the_core(there: Site, asked: list[As
     for each in asked:
         if each.request in FULL:
             for name, without in _each_left_out(each.request):
-                if await _ask(there, without) != each.words:
+                if await _ask(there, without) != each.messages:
                     reaches[each.operation].add(name)
     lacking = set()
     for operation in operations_of(there.app):

@@ -25,12 +25,12 @@ START = 4096
 
 
 def pack_footer(
-    file_id: bytes, position: int, memtable: JournalIndex, record_positions: Sequence[int]
+    file_id: bytes, position: int, index: JournalIndex, record_positions: Sequence[int]
 ) -> list[bytes]:
-    """The whole footer of a file with the entries of this memtable."""
+    """The whole footer of a file with the entries of this journal index."""
     builder = FooterBuilder(file_id, position)
     packed: list[bytes] = []
-    for ledger_id, rows in memtable.by_ledger():
+    for ledger_id, rows in index.by_ledger():
         if rows.columns.entry_ids:
             packed += builder.add_ledger(
                 ledger_id, rows.sorted_columns(), rows.last_add_confirmed, rows.entry_bytes
@@ -73,7 +73,7 @@ def some_table(chance: random.Random) -> JournalIndex:
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_footer_agrees_with_memtable(seed: int) -> None:
+def test_footer_agrees_with_journal_index(seed: int) -> None:
     table = some_table(random.Random(seed))
     file = packed(table, [1024, 2048])
     tables = load(file)

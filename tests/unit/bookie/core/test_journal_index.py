@@ -1,4 +1,4 @@
-"""The memtable, compared with a dict."""
+"""The journal index, compared with a dict."""
 
 import random
 

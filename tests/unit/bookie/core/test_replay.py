@@ -1,4 +1,4 @@
-"""Replay of a journal rebuilds the memtable for any order of adds and controls."""
+"""Replay of a journal rebuilds the journal index for any order of adds and controls."""
 
 import itertools
 import random
@@ -47,20 +47,20 @@ def some_frames(chance: random.Random, writers: list[AddPacker]) -> list[Frames]
     ]
 
 
-def index(memtable: JournalIndex, write: Write) -> None:
+def add_to_index(index: JournalIndex, write: Write) -> None:
     """Indexes a write as the storage does."""
     for record in write.records:
         for control in record.controls:
             if control.operation in (ControlOperation.DELETE, ControlOperation.DROP):
-                memtable.drop(control.ledger_id)
+                index.drop(control.ledger_id)
         for placed in record.adds:
             for group, positions, lengths in index_of(placed):
                 lac = group.last_add_confirmed
-                memtable.add_group(group.ledger_id, lac, group.entry_ids, positions, lengths)
+                index.add_group(group.ledger_id, lac, group.entry_ids, positions, lengths)
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_replay_rebuilds_the_memtable_of_writing(
+def test_replay_rebuilds_the_journal_index_of_writing(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The newest of repeats counts, and nothing from before a deletion, for any batch size."""
@@ -81,9 +81,9 @@ def test_replay_rebuilds_the_memtable_of_writing(
         write = packer.pack(items)
         packer.on_synced(write)
         contents += b"".join(write.buffers)
-        index(written, write)
+        add_to_index(written, write)
     reader = RecordReader(bytes(contents), FILE_ID)
-    found = replay(reader, scan(reader)).memtable
+    found = replay(reader, scan(reader)).index
     assert {ledger_id: rows.sorted_columns() for ledger_id, rows in found.by_ledger()} == {
         ledger_id: rows.sorted_columns() for ledger_id, rows in written.by_ledger()
     }
@@ -124,5 +124,5 @@ def test_only_deletions_flush_gathered_adds(
         contents += b"".join([*write.buffers, *idle.buffers])
         packer.on_synced(idle)
     reader = RecordReader(bytes(contents), FILE_ID)
-    assert replay(reader, scan(reader)).memtable.entries == 2
+    assert replay(reader, scan(reader)).index.entries == 2
     assert taken == [2]

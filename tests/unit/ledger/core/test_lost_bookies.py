@@ -57,7 +57,7 @@ def test_malformed_writers_from_property_is_parsed_safely(text: str) -> None:
     assert registered({WRITERS_FROM: text}).writers_from in (0, int("1" * 30))
 
 
-def test_absence_of_a_bookie_without_seats_is_forgotten() -> None:
+def test_absence_of_a_bookie_without_slots_is_forgotten() -> None:
     absences = LostMembers()
     absences.on_look([A], [], 0)
     absences.on_look([B], [B], 10 * S)

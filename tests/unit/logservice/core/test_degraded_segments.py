@@ -8,7 +8,7 @@ import pytest
 from rollbook.logservice.core.degraded_segments import (
     ALL_COPIES,
     FULL_ENSEMBLE,
-    VACANT_SEAT,
+    VACANT_SLOT,
     RollToMoreBookies,
     better_segment,
     bookies_for_better,
@@ -56,7 +56,7 @@ def attempts(rule: RollToMoreBookies, *, until_s: int, vacant: Callable[[int], i
     for now_s in range(until_s):
         reason = rule.reason_to_roll(now_s, is_made_short=False, vacant=vacant(now_s))
         if reason is not None:
-            assert reason == VACANT_SEAT
+            assert reason == VACANT_SLOT
             found.append(now_s)
             rule.on_attempt(now_s, reason)
     return found
@@ -69,7 +69,7 @@ def test_segment_made_with_too_few_bookies_rolls_at_once() -> None:
     assert rule.reason_to_roll(0.0, is_made_short=True, vacant=1) == FULL_ENSEMBLE
 
 
-def test_vacant_seat_causes_a_roll_after_15_seconds() -> None:
+def test_vacant_slot_causes_a_roll_after_15_seconds() -> None:
     """LS16."""
     assert attempts(RollToMoreBookies(), until_s=20, vacant=lambda _: 1) == [15]
     assert attempts(RollToMoreBookies(), until_s=20, vacant=lambda now_s: now_s < 14) == []
@@ -109,7 +109,7 @@ def test_failed_roll_is_retried_soon_and_then_less_often() -> None:
     assert found == [0, 1, 3, 7, 15, 31]
 
 
-def test_watching_ends_once_all_seats_stay_taken() -> None:
+def test_watching_ends_once_all_slots_stay_taken() -> None:
     """LS16."""
     rule = RollToMoreBookies()
     assert rule.is_over
@@ -126,9 +126,9 @@ def test_a_better_segment_has_all_copies_or_the_whole_ensemble() -> None:
     """LS16: in a cluster of three, a log that wants four bookies and three copies gets its copies."""
     wanted = Quorum(4, 3, 2)
     assert bookies_for_better(wanted, Quorum(3, 3, 2), FULL_ENSEMBLE) == 4
-    assert bookies_for_better(wanted, Quorum(3, 3, 2), VACANT_SEAT) == 3
+    assert bookies_for_better(wanted, Quorum(3, 3, 2), VACANT_SLOT) == 3
     assert bookies_for_better(wanted, Quorum(2, 2, 2), FULL_ENSEMBLE) == 3
-    assert bookies_for_better(wanted, wanted, VACANT_SEAT) == 3
+    assert bookies_for_better(wanted, wanted, VACANT_SLOT) == 3
 
 
 @pytest.mark.parametrize(
@@ -136,11 +136,11 @@ def test_a_better_segment_has_all_copies_or_the_whole_ensemble() -> None:
     [
         (Quorum(3, 3, 2), FULL_ENSEMBLE, True, (FULL_ENSEMBLE, 4)),
         (Quorum(2, 2, 2), FULL_ENSEMBLE, True, (ALL_COPIES, 3)),
-        (Quorum(4, 3, 2), VACANT_SEAT, True, (VACANT_SEAT, 3)),
-        (Quorum(2, 2, 2), VACANT_SEAT, True, (VACANT_SEAT, 3)),
+        (Quorum(4, 3, 2), VACANT_SLOT, True, (VACANT_SLOT, 3)),
+        (Quorum(2, 2, 2), VACANT_SLOT, True, (VACANT_SLOT, 3)),
         (Quorum(3, 3, 2), FULL_ENSEMBLE, False, (FULL_ENSEMBLE, 4)),
         (Quorum(2, 2, 2), FULL_ENSEMBLE, False, (FULL_ENSEMBLE, 4)),
-        (Quorum(4, 3, 2), VACANT_SEAT, False, (VACANT_SEAT, 4)),
+        (Quorum(4, 3, 2), VACANT_SLOT, False, (VACANT_SLOT, 4)),
     ],
 )
 def test_the_reason_of_a_better_segment_names_the_bookies_it_needs(
@@ -158,8 +158,8 @@ def test_all_copies_are_a_full_ensemble_unless_the_log_stripes() -> None:
     assert found == (FULL_ENSEMBLE, 3)
 
 
-def test_vacant_seat_of_a_short_segment_causes_no_roll_at_once() -> None:
+def test_vacant_slot_of_a_short_segment_causes_no_roll_at_once() -> None:
     """LS16: while a bookie restarts, a new segment would be no better."""
     rule = RollToMoreBookies()
     reasons = [rule.reason_to_roll(now_s, is_made_short=True, vacant=1) for now_s in range(17)]
-    assert reasons == [*([FULL_ENSEMBLE] * 15), VACANT_SEAT, VACANT_SEAT]
+    assert reasons == [*([FULL_ENSEMBLE] * 15), VACANT_SLOT, VACANT_SLOT]

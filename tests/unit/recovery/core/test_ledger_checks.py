@@ -27,7 +27,7 @@ COPIES = CheckKind.COPIES
 Q332, Q532 = Quorum(3, 3, 2), Quorum(5, 3, 2)
 
 
-def seat(quorum: Quorum, first: int, last: int, slot: int = 0) -> SlotRepair:
+def slot_repair(quorum: Quorum, first: int, last: int, slot: int = 0) -> SlotRepair:
     ensemble = tuple(B[: quorum.ensemble])
     return SlotRepair(Fragment(EntryId(first), ensemble), EntryId(last), slot, Action.RESTORE)
 
@@ -72,7 +72,7 @@ def test_older_request_is_open_unless_a_check_completed_since(
 @pytest.mark.parametrize("slot", range(3))
 def test_each_missing_entry_of_a_stripe_is_found(quorum: Quorum, slot: int) -> None:
     """Compared with the definition, also at window edges."""
-    here = seat(quorum, 7, 4300, slot)
+    here = slot_repair(quorum, 7, 4300, slot)
     share = [EntryId(each) for each in range(7, 4301) if quorum.holds(slot, EntryId(each))]
     assert list(lacking(quorum, here, EntryList.of(share))) == []
     assert list(lacking(quorum, here, EntryList(b""))) == share
@@ -82,7 +82,7 @@ def test_each_missing_entry_of_a_stripe_is_found(quorum: Quorum, slot: int) -> N
 
 
 def test_listed_bad_copy_counts_as_lacking() -> None:
-    here = seat(Q332, 0, 9)
+    here = slot_repair(Q332, 0, 9)
     listed = EntryList.of(map(EntryId, range(10)))
     assert list(lacking(Q332, here, listed, [EntrySpan(3, 4), EntrySpan(9, 20)])) == [3, 4, 9]
 
@@ -91,7 +91,7 @@ def test_listed_bad_copy_counts_as_lacking() -> None:
 
 
 def test_sample_has_both_ends_and_its_share_of_entries() -> None:
-    here = seat(Q532, 100, 1099, 4)
+    here = slot_repair(Q532, 100, 1099, 4)
     for start in (0.0, 0.5, 0.999):
         runs = pick_sample(Q532, here, 1.0, start)
         picked = [each for run in runs for each in run]
@@ -104,9 +104,9 @@ def test_sample_has_both_ends_and_its_share_of_entries() -> None:
 
 
 def test_sample_of_zero_percent_is_both_ends_of_100_everything() -> None:
-    assert pick_sample(Q332, seat(Q332, 5, 9), 0, 0.5) == [[5], [9]]
-    assert pick_sample(Q332, seat(Q332, 5, 5), 0, 0.5) == [[5]]
-    assert pick_sample(Q332, seat(Q332, 5, 9), 100, 0.5) == [[5, 6, 7, 8, 9]]
+    assert pick_sample(Q332, slot_repair(Q332, 5, 9), 0, 0.5) == [[5], [9]]
+    assert pick_sample(Q332, slot_repair(Q332, 5, 5), 0, 0.5) == [[5]]
+    assert pick_sample(Q332, slot_repair(Q332, 5, 9), 100, 0.5) == [[5, 6, 7, 8, 9]]
 
 
 def judged(*copies: Copy) -> CopyReport:

@@ -73,7 +73,7 @@ def test_failed_drain_keeps_its_reason_until_retried() -> None:
     assert lifecycle.cancel(failed, "dd", 4) == Lifecycle(ACTIVE, "dd", 4)
 
 
-# --- Room for the drained seats ---------------------------------------------------------------
+# --- Room for the drained slots ---------------------------------------------------------------
 
 B = [BookieId(f"b{number}:3181") for number in range(6)]
 
@@ -92,7 +92,7 @@ def ledger(*ensembles: tuple[int, ...]) -> LedgerMetadata:
     [
         ([(0, 1, 2)], {0}, {1, 2}, False),  # Every target is already a member.
         ([(0, 1, 2)], {0}, {1, 2, 3}, True),
-        ([(0, 1, 2)], {0, 1}, {2, 3}, False),  # Two seats, one bookie.
+        ([(0, 1, 2)], {0, 1}, {2, 3}, False),  # Two slots, one bookie.
         ([(0, 1, 2)], {0, 1}, {2, 3, 4}, True),
         ([(0, 1, 2)], {0, 3}, {1, 2, 3}, False),  # A bookie that also leaves is no target.
         ([(0, 1, 2), (1, 2, 3)], {0}, {1, 2, 3}, True),
@@ -100,7 +100,7 @@ def ledger(*ensembles: tuple[int, ...]) -> LedgerMetadata:
         ([(1, 2, 3)], {0}, set(), True),  # The ledger does not name b0.
     ],
 )
-def test_has_room_needs_a_target_for_every_seat(
+def test_has_room_needs_a_target_for_every_slot(
     ensembles: list[tuple[int, ...]], leaving: set[int], targets: set[int], expected: bool
 ) -> None:
     """LC3."""

@@ -1,4 +1,4 @@
-"""Which seats of a ledger are repaired, and how (RP1, RP2; AR22, AR30)."""
+"""Which slots of a ledger are repaired, and how (RP1, RP2; AR22, AR30)."""
 
 import random
 from collections.abc import Callable, Collection, Mapping
@@ -13,13 +13,13 @@ from rollbook.recovery.core.repair_plan import (
     BookiePresence,
     FirstStep,
     GracePeriods,
+    RepairOutcome,
     RepairPlan,
+    RepairStep,
     RestoreResult,
-    SeatOutcome,
-    SeatStep,
     SlotRepair,
     plan_repair,
-    seat_step,
+    repair_step,
     sources_of,
 )
 
@@ -62,7 +62,7 @@ def actions(
     presence: Callable[[BookieId], BookiePresence] = LOST_B,
 ) -> list[object]:
     plan = plan_repair(metadata, in_question, draining, presence)
-    return [(seat.first_entry, seat.bookie, seat.action) for seat in plan.seats]
+    return [(repair.first_entry, repair.bookie, repair.action) for repair in plan.repairs]
 
 
 def test_every_fragment_naming_a_lost_bookie_is_repaired() -> None:
@@ -77,7 +77,7 @@ def test_returned_bookie_is_restored_in_place() -> None:
     assert actions(metadata, {B}, presence=read_only) == [(0, B, Action.RESTORE)]
 
 
-def test_unmarked_lost_bookie_keeps_its_seat() -> None:
+def test_unmarked_lost_bookie_keeps_its_slot() -> None:
     """RP2: its loss delay is not over."""
     assert actions(ledger((A, B, C)), {C}, presence=presence_of(b=BookiePresence.LOST)) == [
         (0, C, Action.RESTORE)
@@ -102,15 +102,15 @@ def test_fragments_with_the_fewest_members_present_come_first() -> None:
 def test_empty_fragments_are_repaired() -> None:
     """A bookie is drained only when no ledger names it."""
     metadata = ledger((A, B, C), last_entry=-1)
-    (seat,) = plan_repair(metadata, {B}, (), LOST_B).seats
-    assert (seat.first_entry, seat.last_entry) == (0, -1)
+    (repair,) = plan_repair(metadata, {B}, (), LOST_B).repairs
+    assert (repair.first_entry, repair.last_entry) == (0, -1)
 
 
 @pytest.mark.parametrize(
     ("state", "is_unclaimed", "step"),
     [
         (LedgerState.OPEN, False, FirstStep.AWAIT_WRITER),
-        (LedgerState.OPEN, True, FirstStep.MOVE_SEAT),
+        (LedgerState.OPEN, True, FirstStep.MOVE_SLOT),
         (LedgerState.IN_RECOVERY, False, FirstStep.RECOVER),
         (LedgerState.CLOSED, False, FirstStep.NOTHING),
     ],
@@ -123,15 +123,15 @@ def test_first_step_of_a_repair_follows_the_ledger_state(
     plan = plan_repair(metadata, {B}, (), LOST_B, is_unclaimed=is_unclaimed)
     assert plan.first_step is step
     open_slots = (1,) if state is not LedgerState.CLOSED else ()
-    assert plan.open_seats == open_slots
-    assert all(seat.first_entry == 0 or state is LedgerState.CLOSED for seat in plan.seats)
+    assert plan.open_slots == open_slots
+    assert all(repair.first_entry == 0 or state is LedgerState.CLOSED for repair in plan.repairs)
 
 
 def test_open_ledger_with_a_sound_end_needs_no_first_step() -> None:
     metadata = ledger((A, B, C), (A, C, D), state=LedgerState.OPEN)
     plan = plan_repair(metadata, {B}, (), LOST_B)
     assert plan.first_step is FirstStep.NOTHING
-    assert [seat.first_entry for seat in plan.seats] == [0]
+    assert [repair.first_entry for repair in plan.repairs] == [0]
 
 
 def test_returned_bookie_causes_no_close() -> None:
@@ -146,37 +146,37 @@ def test_shares_and_sources_agree_with_the_write_sets(seed: int) -> None:
     quorum = Quorum(size, chance.randint(1, size), 1)
     fragment = Fragment(EntryId(0), (A, B, C, D, E, F)[:size])
     action = chance.choice(list(Action))
-    seat = SlotRepair(fragment, EntryId(29), chance.randrange(size), action)
-    share = seat.share(quorum, range(30))
+    repair = SlotRepair(fragment, EntryId(29), chance.randrange(size), action)
+    share = repair.share(quorum, range(30))
     for entry_id in map(EntryId, range(30)):
         members = quorum.write_set(entry_id, fragment.ensemble)
-        assert (entry_id in share) == (seat.bookie in members)
+        assert (entry_id in share) == (repair.bookie in members)
         if entry_id not in share:
             continue
-        sources = sources_of(quorum, seat, entry_id, presence_of(a=BookiePresence.LOST))
-        others = set(members) - {seat.bookie}
-        assert set(sources) == (others | {seat.bookie} if action is Action.REPLACE else others)
+        sources = sources_of(quorum, repair, entry_id, presence_of(a=BookiePresence.LOST))
+        others = set(members) - {repair.bookie}
+        assert set(sources) == (others | {repair.bookie} if action is Action.REPLACE else others)
         if A in sources:
             assert sources[-1] == A, "a lost bookie is the last source"
 
 
 def test_fragment_is_read_from_a_single_source() -> None:
-    seat = SlotRepair(Fragment(EntryId(0), (A, B, C)), EntryId(99), 0, Action.RESTORE)
-    first = {sources_of(Quorum(3, 3, 2), seat, EntryId(e), presence_of())[0] for e in range(100)}
+    repair = SlotRepair(Fragment(EntryId(0), (A, B, C)), EntryId(99), 0, Action.RESTORE)
+    first = {sources_of(Quorum(3, 3, 2), repair, EntryId(e), presence_of())[0] for e in range(100)}
     assert len(first) == 1
 
 
-def test_checked_bookie_keeps_its_seats() -> None:
+def test_checked_bookie_keeps_its_slots() -> None:
     """RP2: it may be absent briefly; the open fragment is up to the writer."""
     for presence in (presence_of(), LOST_B):
         plan = plan_repair(ledger((A, B, C)), (), (), presence, looked_at={B})
-        assert [seat.action for seat in plan.seats] == [Action.RESTORE]
+        assert [repair.action for repair in plan.repairs] == [Action.RESTORE]
         opened = ledger((A, B, C), state=LedgerState.OPEN)
         plan = plan_repair(opened, (), (), presence, looked_at={B})
         assert plan == RepairPlan(FirstStep.NOTHING, ())
 
 
-# --- The step for one seat ------------------------------------------------------------------------
+# --- The step for one slot ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("is_draining", [False, True])
@@ -184,20 +184,20 @@ def test_checked_bookie_keeps_its_seats() -> None:
 @pytest.mark.parametrize(
     ("restored", "expected"),
     [
-        (None, SeatStep.RESTORE),
-        (RestoreResult.COMPLETE, SeatOutcome.WHOLE),
-        (RestoreResult.INCOMPLETE, SeatOutcome.STUCK),
-        (RestoreResult.NO_ROOM, SeatStep.REPLACE_PRESENT),
+        (None, RepairStep.RESTORE),
+        (RestoreResult.COMPLETE, RepairOutcome.WHOLE),
+        (RestoreResult.INCOMPLETE, RepairOutcome.STUCK),
+        (RestoreResult.NO_ROOM, RepairStep.REPLACE_PRESENT),
     ],
 )
-def test_restored_seat_is_replaced_only_without_room(
+def test_restored_slot_is_replaced_only_without_room(
     is_draining: bool,
     is_registered: bool | None,
     restored: RestoreResult | None,
-    expected: SeatStep | SeatOutcome,
+    expected: RepairStep | RepairOutcome,
 ) -> None:
-    """RP2: registration does not matter, since the seat's own bookie responded."""
-    found = seat_step(
+    """RP2: registration does not matter, since the slot's own bookie responded."""
+    found = repair_step(
         Action.RESTORE, is_draining=is_draining, restored=restored, is_registered=is_registered
     )
     assert found is expected
@@ -206,19 +206,19 @@ def test_restored_seat_is_replaced_only_without_room(
 @pytest.mark.parametrize(
     ("is_draining", "is_registered", "expected"),
     [
-        (False, None, SeatStep.LOOK_UP),
-        (False, True, SeatOutcome.CHANGED),
-        (False, False, SeatStep.REPLACE_LOST),
-        (True, None, SeatStep.REPLACE_PRESENT),
-        (True, True, SeatStep.REPLACE_PRESENT),
-        (True, False, SeatStep.REPLACE_PRESENT),
+        (False, None, RepairStep.LOOK_UP),
+        (False, True, RepairOutcome.CHANGED),
+        (False, False, RepairStep.REPLACE_LOST),
+        (True, None, RepairStep.REPLACE_PRESENT),
+        (True, True, RepairStep.REPLACE_PRESENT),
+        (True, False, RepairStep.REPLACE_PRESENT),
     ],
 )
-def test_seat_is_replaced_if_its_bookie_drains_or_is_lost(
-    is_draining: bool, is_registered: bool | None, expected: SeatStep | SeatOutcome
+def test_slot_is_replaced_if_its_bookie_drains_or_is_lost(
+    is_draining: bool, is_registered: bool | None, expected: RepairStep | RepairOutcome
 ) -> None:
     """RP2."""
-    found = seat_step(Action.REPLACE, is_draining=is_draining, is_registered=is_registered)
+    found = repair_step(Action.REPLACE, is_draining=is_draining, is_registered=is_registered)
     assert found is expected
 
 

@@ -20,8 +20,10 @@ from rollbook.proto.errors import BadConfig
 from tests.unit.api.grpc.samples import sample
 
 LOG = "ns/log"
-WORDS = [sample(method.request) for method in METHODS if method.kind is not CallKind.APPEND_STREAM]
-WORDS.append(messages.Bind(1, LogName("ns", "log"), True))
+REQUESTS = [
+    sample(method.request) for method in METHODS if method.kind is not CallKind.APPEND_STREAM
+]
+REQUESTS.append(messages.Bind(1, LogName("ns", "log"), True))
 
 
 @pytest.mark.parametrize(
@@ -121,10 +123,10 @@ OF_ALL = {
 }
 
 
-@pytest.mark.parametrize("word", WORDS, ids=lambda word: type(word).__name__)
-def test_each_request_needs_its_right(word: object) -> None:
+@pytest.mark.parametrize("message", REQUESTS, ids=lambda message: type(message).__name__)
+def test_each_request_needs_its_right(message: object) -> None:
     """G5: each right allows its own requests, on its logs only; anybody may send `OF_ALL`."""
-    name = type(word).__name__
+    name = type(message).__name__
     who = {
         "reader": (Grants(read=(LOG,)), OF_READERS | OF_ANYBODY_THERE),
         "appender": (Grants(append=(LOG,)), OF_APPENDERS | OF_ANYBODY_THERE),
@@ -135,8 +137,8 @@ def test_each_request_needs_its_right(word: object) -> None:
         "denied": (Grants(("*",), ("*",), ("*",), deny=(LOG,)), set[str]()),
     }
     for grants, opened in who.values():
-        assert may_ask(grants, word) == (name in opened | OF_ALL), grants
-    assert may_ask(EVERYTHING, word)
+        assert may_ask(grants, message) == (name in opened | OF_ALL), grants
+    assert may_ask(EVERYTHING, message)
     known = OF_READERS | OF_APPENDERS | OF_ANYBODY_THERE | OF_ADMINS | OF_OPERATORS | OF_ALL
     assert name in known, "a new request: say who may send it"
 
@@ -178,7 +180,7 @@ def test_moving_a_cursor_needs_the_read_right() -> None:
 
 
 def test_admin_requests_are_acts_except_dry_runs() -> None:
-    acts = {type(word).__name__ for word in WORDS if is_act(word)}
+    acts = {type(request).__name__ for request in REQUESTS if is_act(request)}
     assert acts == (OF_ADMINS | {"AcquireWriter", "DrainServer"}) - {"Truncate"}
     plan = messages.Truncate(LogName("ns", "log"), AtOffset(Offset(3)), dry_run=True)
     assert not is_act(plan)
@@ -187,9 +189,9 @@ def test_admin_requests_are_acts_except_dry_runs() -> None:
 
 
 def test_refusal_names_each_sufficient_right() -> None:
-    for word in WORDS:
-        refusal = refusal_of("somebody", word)
-        rights = rights_for(word)
+    for request in REQUESTS:
+        refusal = refusal_of("somebody", request)
+        rights = rights_for(request)
         assert all(right.value in refusal.message for right in rights)
         assert "somebody" in refusal.message
         assert refusal.next_step

@@ -31,13 +31,13 @@ class Silent:
         self.open = self.open_at_most = 0  # Pending requests to other servers.
 
     async def ask(
-        self, word: Any, *, timeout_s: float | None = None, server: str | None = None
+        self, request: Any, *, timeout_s: float | None = None, server: str | None = None
     ) -> Any:
         self.asked[server] = self.asked.get(server, 0) + 1
-        if isinstance(word, messages.GetOutage):
+        if isinstance(request, messages.GetOutage):
             await asyncio.sleep(0.5)
             return AWAY
-        if isinstance(word, messages.ListServers):
+        if isinstance(request, messages.ListServers):
             return messages.Servers(tuple(map(_server, range(SERVERS))))
         assert timeout_s is not None, "every other request needs a time-out"
         self.open += server is not None
@@ -51,11 +51,11 @@ class Silent:
 
 class WithoutLog:
     async def ask(
-        self, word: Any, *, timeout_s: float | None = None, server: str | None = None
+        self, request: Any, *, timeout_s: float | None = None, server: str | None = None
     ) -> Any:
-        if isinstance(word, messages.GetOutage):
+        if isinstance(request, messages.GetOutage):
             return messages.Outage()
-        if isinstance(word, messages.ListServers):
+        if isinstance(request, messages.ListServers):
             return messages.Servers(())
         raise NoSuchLog
 

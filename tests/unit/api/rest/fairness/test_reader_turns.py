@@ -31,7 +31,7 @@ RECORDS = Records((b"",), Offset(0), Offset(1))
 class Reader:
     def __init__(self, *events: Any) -> None:
         self.is_asked = self.is_open = False
-        self.word: ReadStream | None = None
+        self.request: ReadStream | None = None
         self.may_answer = asyncio.Event()
         self.may_answer.set()
         self._events = iter(events)  # A resumed read continues with the next event.
@@ -56,8 +56,8 @@ async def stand(position: Position) -> Progress:
 
 
 def take(turns: ReaderTurns, reader: Reader, asked: ReadStream = ASKED) -> Events:
-    def read(word: ReadStream) -> Events:
-        reader.word = word
+    def read(request: ReadStream) -> Events:
+        reader.request = request
         return reader.read()
 
     return turns.take(lambda through: through(read, asked), stand)
@@ -104,8 +104,8 @@ async def test_turn_lasts_until_its_byte_limit(monkeypatch: pytest.MonkeyPatch) 
 
     await asyncio.gather(follow(0), follow(1))
     assert told == [0, 0, 0, 1, 0]
-    assert readers[0].word is not None
-    assert readers[0].word.start == AtOffset(Offset(5))
+    assert readers[0].request is not None
+    assert readers[0].request.start == AtOffset(Offset(5))
 
 
 async def test_caught_up_reader_needs_no_turn_until_it_falls_behind() -> None:
@@ -155,8 +155,8 @@ async def test_reader_waiting_for_a_turn_is_sent_its_place_and_resumes_there() -
     await first.aclose()
     assert await heard == RECORDS
     assert not later.is_asked
-    assert reader.word is not None
-    assert reader.word.start == AtOffset(Offset(7))
+    assert reader.request is not None
+    assert reader.request.start == AtOffset(Offset(7))
     await waiting.aclose()
     assert await behind_him == RECORDS
 
@@ -173,11 +173,11 @@ async def test_turn_begins_while_the_position_request_hangs(
         await asyncio.Event().wait()
         return await stand(position)
 
-    turns, word = ReaderTurns(1), replace(ASKED, heartbeat_ms=10)
+    turns, request = ReaderTurns(1), replace(ASKED, heartbeat_ms=10)
     first = take(turns, Reader(RECORDS))
     await anext(first)
     waiting = turns.take(
-        lambda through: through(lambda _: Reader(RECORDS).read(), word), stand_never
+        lambda through: through(lambda _: Reader(RECORDS).read(), request), stand_never
     )
     heard = asyncio.ensure_future(anext(waiting))
     async with asyncio.timeout(30):
@@ -266,7 +266,7 @@ async def test_reader_past_its_range_when_its_turn_comes_reads_nothing() -> None
     assert await anext(waiting) == await stand(Latest())  # It is at offset 7 now.
     await first.aclose()
     await anext(waiting)
-    assert reader.word == replace(asked, start=AtOffset(Offset(7)), until_offset=Offset(7))
+    assert reader.request == replace(asked, start=AtOffset(Offset(7)), until_offset=Offset(7))
     await waiting.aclose()
 
 
@@ -359,8 +359,10 @@ async def test_reader_gets_the_error_if_its_position_is_unknown(
     async def knows_nothing(_: Position) -> Progress:
         raise Overloaded
 
-    word = replace(ASKED, heartbeat_ms=10)
-    told = ReaderTurns(turns).take(lambda through: through(fails, word), knows_nothing, Offset(7))
+    request = replace(ASKED, heartbeat_ms=10)
+    told = ReaderTurns(turns).take(
+        lambda through: through(fails, request), knows_nothing, Offset(7)
+    )
     async with asyncio.timeout(30):
         with pytest.raises(Overloaded):
             await anext(told)
@@ -376,9 +378,9 @@ async def test_position_failure_after_a_first_response_is_ignored() -> None:
         return await stand(position)
 
     asked: list[Position] = []
-    word = replace(ASKED, heartbeat_ms=10)
+    request = replace(ASKED, heartbeat_ms=10)
     told = ReaderTurns(0).take(
-        lambda through: through(lambda _: Reader().read(), word), stand_at_times
+        lambda through: through(lambda _: Reader().read(), request), stand_at_times
     )
     assert await anext(told) == await anext(told) == await stand(Latest())
     assert asked == [Latest(), AtOffset(Offset(7)), AtOffset(Offset(7))]
