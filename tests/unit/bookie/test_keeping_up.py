@@ -49,20 +49,26 @@ def test_failed_checkpoint_stops_the_storage_while_adds_wait() -> None:
 
         storage.checkpoint = no_checkpoint  # type: ignore[method-assign]  # As after a failed sync.
         failed = asyncio.ensure_future(storage.failed())
-        done = []
-        while not done or done[-1].done():
-            admission = storage.add(adds((1, len(done)), payload=PAYLOAD))
+        done: list[asyncio.Future[None]] = []
+
+        def begin(ledger_id: int, entry_id: int) -> None:
+            admission = storage.add(adds((ledger_id, entry_id), payload=PAYLOAD))
             assert admission.done
             done.append(admission.done)
+
+        while not done or done[-1].done():
+            begin(1, len(done))
             await asyncio.sleep(0.5)
         assert len(done) > CONFIG.waiting_files_max * CONFIG.journal_file_bytes // len(PAYLOAD) - 10
-        done += [storage.add(adds((2 + n, 0), payload=PAYLOAD)).done for n in range(3)]
+        for ledger_id in (2, 3, 4):
+            begin(ledger_id, 0)
         await asyncio.sleep(10)
-        assert not any(each.done() for each in (failed, *done[-4:]) if each)
+        assert not failed.done()
+        assert not any(each.done() for each in done[-4:])
         async with asyncio.timeout(100):
             assert isinstance(await failed, BookieFailed)
         async with asyncio.timeout(1):
-            await asyncio.gather(*(each for each in done if each))
+            await asyncio.gather(*done)
         assert await storage.read(4, 0) == entry(4, 0, PAYLOAD)
         assert storage.add(adds((1, len(done)))).refusals == (BookieReadOnly,)
 

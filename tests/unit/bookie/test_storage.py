@@ -828,8 +828,9 @@ def test_overload_refuses_adds_except_urgent_ones() -> None:
             entry_id += 1
         assert admission.refusals == (Overloaded,)
         assert 6 <= entry_id <= 10
-        for flag in ("is_high_priority", "is_recovery"):
-            urgent = storage.add(adds((7, entry_id), payload=bytes(1000), **{flag: True}))
+        for is_recovery in (True, False):
+            flags = {"is_recovery": is_recovery, "is_high_priority": not is_recovery}
+            urgent = storage.add(adds((7, entry_id), payload=bytes(1000), key=KEY, **flags))
             assert urgent.refusals == (None,)
             waiting.append(urgent.done)
             entry_id += 1

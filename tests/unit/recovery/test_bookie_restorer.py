@@ -352,7 +352,7 @@ async def test_healing_resumes_after_losing_its_connection_at_any_step(
         ledger_id = (await write(ledgers, 300)).ledger_id
         await reformat(cluster)
         doubts = cluster.bookies[HURT].storage.catalog.doubts
-        doubted = []  # What is left when each connection breaks.
+        doubted: list[Sequence[tuple[int, int]]] = []  # What is left when each connection breaks.
         while is_in_doubt(cluster):
             # Each healer settles one step more than the one before, and its connection breaks then.
             dying = Dying(cluster, 0 if is_heard or not doubted else 1, is_heard=is_heard)
