@@ -1027,18 +1027,32 @@ def test_half_closed_client_gets_all_of_a_large_response() -> None:
 
 
 def test_reader_with_unread_responses_is_closed_when_memory_is_short() -> None:
-    """B7: unread responses would make every other client wait."""
+    """B7: unread responses would make every other client wait. Those that have waited the longest
+    are closed first, and a client that reads is not closed."""
 
     async def story(scene: Scene) -> None:
         readers = [await scene.connect() for _ in range(20)]
+        reading = await scene.connect()
         await add_entries(scene.storage, 7, [0], bytes(60_000))
         for reader in readers:
             reader.pause()
             for _ in range(10):
                 reader.ask(EntryRead(L7, EntryId(0)))
-        await asyncio.sleep(12)
-        assert scene.storage.stats.connections_closed["unread_answers"] >= 1
+            await asyncio.sleep(0.05)
+        for _ in range(12):
+            reply = await reading.call(EntryRead(L7, EntryId(0)))
+            assert isinstance(reply, ReadReply)
+            await asyncio.sleep(1)
+        closed = scene.storage.stats.connections_closed
+        assert set(closed) == {"unread_answers"}
+        count = closed["unread_answers"]
+        assert 1 <= count < 20
         assert scene.storage.stats.buffered_bytes() < 300_000
+        for reader in readers:
+            reader.resume()  # A paused client does not see that its connection was closed.
+        await asyncio.sleep(1)
+        assert [each.lost.done() for each in readers] == [True] * count + [False] * (20 - count)
+        assert not reading.lost.done()
         quick = await scene.connect()
         reply = await quick.call(EntryRead(L7, EntryId(0)))
         assert isinstance(reply, ReadReply)

@@ -3,9 +3,9 @@
 import asyncio
 
 from rollbook.bookie.storage import Storage
-from rollbook.proto.errors import BookieFailed
+from rollbook.proto.errors import BookieFailed, BookieReadOnly
 from tests.simulation.kernel import Node
-from tests.unit.bookie.test_storage import CONFIG, add, adds, entry, tell
+from tests.unit.bookie.test_storage import CONFIG, adds, entry, tell
 
 PAYLOAD = bytes(8_000)
 
@@ -40,6 +40,8 @@ def test_adds_wait_for_slow_checkpoints() -> None:
 
 
 def test_failed_checkpoint_stops_the_storage_while_adds_wait() -> None:
+    """The adds that wait are acknowledged, since the journal works; later ones are refused."""
+
     async def story(storage: Storage, node: Node) -> None:
         async def no_checkpoint() -> bool:
             await asyncio.sleep(100)
@@ -47,12 +49,27 @@ def test_failed_checkpoint_stops_the_storage_while_adds_wait() -> None:
 
         storage.checkpoint = no_checkpoint  # type: ignore[method-assign]  # As after a failed sync.
         failed = asyncio.ensure_future(storage.failed())
-        turn = 0
-        while not failed.done():
-            async with asyncio.timeout(1000):
-                await add(storage, (1, turn), payload=PAYLOAD)
-            turn += 1
-        assert isinstance(failed.result(), BookieFailed)
-        assert turn > CONFIG.waiting_files_max * CONFIG.journal_file_bytes // len(PAYLOAD) - 10
+        done: list[asyncio.Future[None]] = []
+
+        def begin(ledger_id: int, entry_id: int) -> None:
+            admission = storage.add(adds((ledger_id, entry_id), payload=PAYLOAD))
+            assert admission.done
+            done.append(admission.done)
+
+        while not done or done[-1].done():
+            begin(1, len(done))
+            await asyncio.sleep(0.5)
+        assert len(done) > CONFIG.waiting_files_max * CONFIG.journal_file_bytes // len(PAYLOAD) - 10
+        for ledger_id in (2, 3, 4):
+            begin(ledger_id, 0)
+        await asyncio.sleep(10)
+        assert not failed.done()
+        assert not any(each.done() for each in done[-4:])
+        async with asyncio.timeout(100):
+            assert isinstance(await failed, BookieFailed)
+        async with asyncio.timeout(1):
+            await asyncio.gather(*done)
+        assert await storage.read(4, 0) == entry(4, 0, PAYLOAD)
+        assert storage.add(adds((1, len(done)))).refusals == (BookieReadOnly,)
 
     tell(story)

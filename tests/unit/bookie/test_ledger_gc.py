@@ -15,7 +15,7 @@ from rollbook.bookie.ledger_gc import Garbage
 from rollbook.bookie.storage import Storage
 from rollbook.proto.cluster.cluster_root import Cluster, initialise
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes
-from rollbook.proto.errors import LedgerFenced, NoSuchLedger, Overloaded
+from rollbook.proto.errors import LedgerFenced, MetadataUnavailable, NoSuchLedger, Overloaded
 from rollbook.proto.formats.layout import Layout
 from rollbook.proto.ids import BookieId, EntryId, LedgerId
 from rollbook.proto.metadata import Fragment, LedgerMetadata, draw_creation_token
@@ -365,22 +365,33 @@ def test_partial_listings_delete_no_existing_ledger() -> None:
     tell(story)
 
 
-def test_many_deletions_wait_for_an_operator() -> None:
-    """B11: they are deleted once an operator forces it."""
+def test_many_deletions_wait_for_an_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """B11: an operator's forced scan deletes them, if the scan does not fail."""
 
     async def story(site: Site) -> None:
         await site.fill(*range(300))
         await site.delete(*range(200))
         await site.scans(15)
         assert site.garbage.state.outcome == "braked"
-        for ledger_id in range(0, 300, 7):
-            assert await site.is_here(ledger_id)
+        for fails in (True, False):
+            with monkeypatch.context() as patch:
+                if fails:
+                    patch.setattr(DeletedLedgerScan, "absent_of", unavailable)
+                await site.scans(15)
+                forced = await site.garbage.collect(force=True) if fails else site.garbage.state
+            assert (forced.outcome, forced.deleted) == ("failed" if fails else "braked", 0)
+            for ledger_id in range(0, 300, 7):
+                assert await site.is_here(ledger_id)
         await site.garbage.collect(force=True)
         assert site.garbage.state.deleted == 200
         for ledger_id in range(300):
             assert await site.is_here(ledger_id) == (ledger_id >= 200)
 
     tell(story)
+
+
+async def unavailable(census: DeletedLedgerScan, ids: "array[int]") -> "array[int]":
+    raise MetadataUnavailable("no answer")
 
 
 def test_without_metadata_nothing_is_garbage() -> None:

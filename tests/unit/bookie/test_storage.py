@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from rollbook.bookie import storage as storage_module
+from rollbook.bookie.checkpoint import Checkpointer
 from rollbook.bookie.config import StorageConfig
 from rollbook.bookie.entry_log_reader import EntryLog, EntryLogs
 from rollbook.bookie.journal import OnDone
@@ -265,6 +266,7 @@ def test_v2_and_v3_adds_share_a_journal_across_a_restart() -> None:
         await done
         await storage.close()
         again = await open_storage(node)
+        assert await again.read(7, 0) == entry(7, 0)
         assert await again.read(7, 1) == entry(7, 1, b"three", lac=0)
         assert again.last_add_confirmed(7) == 0
 
@@ -518,8 +520,8 @@ def test_journal_files_before_the_replay_start_are_deleted() -> None:
     tell(story)
 
 
-def test_failing_checkpoints_make_storage_read_only_until_room() -> None:
-    """B5: checkpoints succeed again once there is room."""
+def test_full_disk_makes_storage_read_only_until_room() -> None:
+    """B5: the journal continues in a new file once there is room."""
 
     async def story(storage: Storage, node: Node) -> None:
         await fill(storage, range(1), entries=60, size=1000)
@@ -544,6 +546,42 @@ def test_failing_checkpoints_make_storage_read_only_until_room() -> None:
         await add(storage, *((1, n) for n in range(40)), payload=bytes(1000))
         await settle(storage)
         assert storage.catalog.replay_start > mark
+
+    tell(story)
+
+
+def test_failing_checkpoints_make_storage_read_only_until_one_succeeds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """B5: the replay start does not move while checkpoints fail."""
+
+    async def no_room(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no room for the log")
+
+    async def story(storage: Storage, node: Node) -> None:
+        await fill(storage, range(1), entries=60, size=1000)
+        await settle(storage)
+        mark = storage.catalog.replay_start
+        entry_id = 60
+        with monkeypatch.context() as patch:
+            patch.setattr(Checkpointer, "_make_log", no_room)
+            while not storage.is_read_only:
+                await add(storage, (0, entry_id), payload=bytes(1000))
+                entry_id += 1
+            await asyncio.sleep(30)
+            assert storage.stats.checkpoint_failures > 3
+            assert storage.stats.journal_files_waiting() == CONFIG.waiting_files_max
+            assert storage.add(adds((0, entry_id))).refusals == (BookieReadOnly,)
+            await storage.fence(0, KEY)
+            await add(storage, (0, entry_id), is_recovery=True, is_high_priority=True)
+            assert storage.catalog.replay_start == mark
+        await asyncio.sleep(30)
+        assert not storage.is_read_only
+        await settle(storage)
+        assert storage.catalog.replay_start > mark
+        for number in range(entry_id + 1):
+            size = 1000 if number < entry_id else len(b"payload")
+            assert len(await storage.read(0, number)) == len(entry(0, number, bytes(size)))
 
     tell(story)
 
@@ -790,11 +828,16 @@ def test_overload_refuses_adds_except_urgent_ones() -> None:
             entry_id += 1
         assert admission.refusals == (Overloaded,)
         assert 6 <= entry_id <= 10
-        urgent = storage.add(adds((7, entry_id), is_high_priority=True))
-        assert urgent.refusals == (None,)
+        for is_recovery in (True, False):
+            flags = {"is_recovery": is_recovery, "is_high_priority": not is_recovery}
+            urgent = storage.add(adds((7, entry_id), payload=bytes(1000), key=KEY, **flags))
+            assert urgent.refusals == (None,)
+            waiting.append(urgent.done)
+            entry_id += 1
+        assert storage.add(adds((7, entry_id), payload=bytes(1000))).refusals == (Overloaded,)
         node.disk.unhang()
-        await asyncio.gather(*(done for done in (*waiting, urgent.done) if done))
-        await add(storage, (7, entry_id + 1))
+        await asyncio.gather(*(done for done in waiting if done))
+        await add(storage, (7, entry_id))
 
     tell(story, config=StorageConfig("/s/journal", ("/s/ledgers",), queued_bytes_max=10_000))
 

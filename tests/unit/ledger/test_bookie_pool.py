@@ -811,15 +811,26 @@ def test_reconnects_to_a_bookie_closing_on_adds_are_rate_limited() -> None:
     async def story(scene: Scene) -> None:
         bookie = scene.bookie("b1")
         scene.infos[B1] = describe_bookie(Address("b1", PORT), extensions=(IDENTITY,))
-        bookie.on_adds = lambda peer, adds: peer.transport.abort()
+        heard: list[int] = []
+
+        def hang_up(peer: Peer, adds: Adds) -> None:
+            heard.append(adds.count)
+            peer.transport.abort()
+
+        bookie.on_adds = hang_up
 
         class Stubborn(Listening):
             def on_channel_open(self, channel: AddChannel) -> None:
+                super().on_channel_open(channel)
                 channel.write(frames_of(scene, 1), 1)
 
-        scene.bookies.add_channel(B1, L7, Stubborn())
+        sink = Stubborn()
+        scene.bookies.add_channel(B1, L7, sink)
         await asyncio.sleep(20)
         assert 15 <= len(bookie.peers) <= 50
+        assert heard == [1] * sink.opened  # Each connection got one add, and none twice.
+        for count in (sink.opened, len(sink.losses)):
+            assert count == pytest.approx(len(bookie.peers), abs=1)
 
     play(story)
 

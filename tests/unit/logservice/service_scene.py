@@ -71,6 +71,7 @@ class Serving(Server):
         return self.service.server
 
     async def _live(self, node: Node) -> None:
+        self.takes_calls = False  # Also after a kill.
         store = await node.metadata()
         lease = await node.metadata(session_timeout_s=self.config.lease_s)
         cluster = await open_cluster(store, ROOT)
@@ -153,7 +154,11 @@ class Serving(Server):
     async def events(
         self, request: messages.ReadStream
     ) -> AsyncIterator[AsyncIterator[messages.ReadEvent]]:
-        """Events from this server's process, each sent when the test reads it."""
+        """Events from this server's process, each sent when the test reads it. The iterator raises
+        `ConnectionLost` if the process is killed.
+        """
+        process = self.node.process
+        assert process is not None
         queue: asyncio.Queue[messages.ReadEvent | RollbookError | None] = asyncio.Queue()
         wanted = asyncio.Semaphore(0)
 
@@ -173,7 +178,17 @@ class Serving(Server):
         async def take() -> AsyncIterator[messages.ReadEvent]:
             while True:
                 wanted.release()
-                event = await queue.get()
+                getting = asyncio.ensure_future(queue.get())
+                try:
+                    await asyncio.wait(
+                        (getting, process.result), return_when=asyncio.FIRST_COMPLETED
+                    )
+                finally:
+                    if not getting.done():
+                        getting.cancel()
+                if not getting.done():
+                    raise ConnectionLost
+                event = getting.result()
                 if isinstance(event, RollbookError):
                     raise event
                 if event is None:
@@ -185,7 +200,8 @@ class Serving(Server):
             yield take()
         finally:
             telling.cancel()
-            await asyncio.gather(telling, return_exceptions=True)
+            if not process.result.done():  # A killed process runs no task any more.
+                await asyncio.gather(telling, return_exceptions=True)
 
 
 def values_of(records: messages.Records) -> list[bytes]:

@@ -40,6 +40,7 @@ from rollbook.logservice.positions import (
 from rollbook.logservice.reader import LogReader
 from rollbook.proto.errors import (
     BeyondTail,
+    ConnectionLost,
     EntryUnavailable,
     InvalidRequest,
     LogDeleted,
@@ -47,6 +48,7 @@ from rollbook.proto.errors import (
     NotOwner,
     RollbookError,
     Truncated,
+    Unavailable,
 )
 from tests.unit.logservice.owner_scene import LEASE_S, LOG, Scene, play, refused
 from tests.unit.logservice.service_scene import (
@@ -742,15 +744,18 @@ def test_read_waits_for_a_record_or_its_time_limit() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_random_failures_keep_each_record_read_once_and_in_order(seed: int) -> None:
-    """RL1, RL5: through rolls, take-overs and truncation; three readers start at the head."""
+    """RL1, RL5: through rolls, take-overs and truncation; three readers start at the head. Each
+    stream is read from any server, which may be killed.
+    """
 
     async def story(scene: Scene) -> None:
         chance = scene.world.random("story")
-        servers = a, b, c = await start_all(scene, "a", "b", "c")
+        servers = a, b, _ = await start_all(scene, "a", "b", "c")
         log = log_suggested_to(a)
         await scene.nodes.ensure(log, QUICK_ROLLS)
         client = Client(scene, a, b)
-        written = 0
+        written = broken = 0
+        streams = dict.fromkeys("abc", 0)
         is_over = is_done = False
 
         async def write() -> None:
@@ -761,19 +766,30 @@ def test_random_failures_keep_each_record_read_once_and_in_order(seed: int) -> N
                 await asyncio.sleep(chance.uniform(0, 0.02))
 
         async def read() -> int:
-            """Reads from the head on the server that is never killed, and resumes when the log moves."""
+            """Reads from the head, and resumes on another server when the log or the server is gone."""
+            nonlocal broken
             position: Offset | None = None
             while not is_done or (position or 0) < written:
                 start = Earliest() if position is None else at(position)
                 request = ReadStream(log, start, on_truncated=OnTruncated.SKIP)
-                async with c.events(request) as events:
+                server = chance.choice(
+                    [each for each in servers if each.node.is_running and each.takes_calls]
+                )
+                streams[server.name] += 1
+                async with server.events(request) as events:
                     position = await read_on(events, position or Offset(0))
             return position or 0
 
         async def read_on(events: AsyncIterator[ReadEvent], position: Offset) -> Offset:
             """Reads to the end of the stream, or until all written records are read."""
+            nonlocal broken
             while not is_done or position < written:
-                event = await anext(events)
+                try:
+                    event = await anext(events)
+                except (ConnectionLost, Unavailable):
+                    broken += 1
+                    await asyncio.sleep(0.01)
+                    return position
                 if isinstance(event, Gap):
                     assert event.start == position
                     position = event.end
@@ -787,6 +803,8 @@ def test_random_failures_keep_each_record_read_once_and_in_order(seed: int) -> N
                     return position
                 if chance.random() < 0.01:
                     await asyncio.sleep(chance.uniform(0, 2.0))
+                if chance.random() < 0.02:
+                    return position  # Goes on at another server.
             return position
 
         writing = asyncio.ensure_future(write())
@@ -809,6 +827,8 @@ def test_random_failures_keep_each_record_read_once_and_in_order(seed: int) -> N
         await scene.within(writing)
         is_done = True
         assert await scene.within(asyncio.gather(*reading)) == [written] * 3
+        assert broken
+        assert all(streams.values())
 
     play(story, seed=seed)
 

@@ -331,6 +331,10 @@ class Dying(DirectDoubts):
         self._left = settles
         self._is_heard = is_heard
 
+    @property
+    def has_broken(self) -> bool:
+        return self._left < 0
+
     async def settle(self, stamp: str, ledger_id: LedgerId, ranges: list[EntrySpan]) -> None:
         self._left -= 1
         if self._left >= 0 or self._is_heard:
@@ -347,18 +351,22 @@ async def test_healing_resumes_after_losing_its_connection_at_any_step(
     async with cluster.connect(QUICK) as ledgers:
         ledger_id = (await write(ledgers, 300)).ledger_id
         await reformat(cluster)
-        storage = cluster.bookies[HURT].storage
-        for settles in range(3):
-            dying = Dying(cluster, settles, is_heard=is_heard)
-            assert (await heal(cluster, ledgers, doubts=dying)).ledgers == {
-                HealingOutcome.WAITING: 1
-            }
+        doubts = cluster.bookies[HURT].storage.catalog.doubts
+        doubted: list[Sequence[tuple[int, int]]] = []  # What is left when each connection breaks.
+        while is_in_doubt(cluster):
+            # Each healer settles one step more than the one before, and its connection breaks then.
+            dying = Dying(cluster, 0 if is_heard or not doubted else 1, is_heard=is_heard)
+            healed = (await heal(cluster, ledgers, doubts=dying)).ledgers
+            outcome = HealingOutcome.WAITING if dying.has_broken else HealingOutcome.HEALED
+            assert healed == {outcome: 1}
             held = await held_by(cluster, ledger_id)
             for entry_id in range(300):
-                if not storage.catalog.doubts.about(ledger_id, entry_id):
-                    assert entry_id in held
-        assert (await heal(cluster, ledgers)).ledgers == {HealingOutcome.HEALED: 1}
-        assert not is_in_doubt(cluster)
+                assert entry_id in held or doubts.about(ledger_id, entry_id)
+            doubted.append(doubts.of(ledger_id))
+            assert doubted[-1] not in doubted[:-1]
+        assert len(doubted) > 5
+        verdict = await ledgers.verify(ledger_id)
+        assert (verdict.is_sound, verdict.entries) == (True, 300)
 
 
 async def test_concurrent_healers_both_succeed(cluster: LocalCluster) -> None:

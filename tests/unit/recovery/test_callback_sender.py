@@ -51,6 +51,7 @@ class Receivers:
         self.sent: dict[str, list[Event]] = {}
         self.fails: dict[str, DeliveryAnswer] = {}
         self.hangs: dict[str, asyncio.Event] = {}
+        self.accepts: EventKind | None = None  # If set, events of other kinds are refused.
         self.randomness: random.Random | None = (
             None  # If set, some requests fail, before or after they were received.
         )
@@ -71,6 +72,8 @@ class Receivers:
             **{**fields, "kind": EventKind(fields["kind"]), "bookies": tuple(fields["bookies"])}
         )
         answer = self.fails.get(url, DeliveryAnswer(204))
+        if self.accepts not in (None, event.kind):
+            answer = DeliveryAnswer(500, "it answered 500")
         if answer.is_good:
             self.sent.setdefault(url, []).append(event)
         if chance < 0.4:
@@ -224,13 +227,28 @@ async def test_deleted_callback_is_sent_nothing_more(desk: Desk, store: FaultySt
             await until_sent(desk, ALL, [later])
 
 
-async def test_test_event_is_sent(desk: Desk, store: FaultyStore) -> None:
+async def test_test_event_overtakes_events_that_wait(desk: Desk, store: FaultyStore) -> None:
+    """Also events about the same bookie, which are sent in order."""
     async with desk.events(store) as events:
         assert events.tracks is not None
+        desk.receivers.accepts = EventKind.TEST
         await desk.nodes.create(ALL, events.tracks)
         async with desk.sender(store, events):
-            await desk.nodes.queue_test(ALL.id, Event("test@1", EventKind.TEST, 1, ""), "1", 1)
+            waiting = [await desk.turn("bk-1", DRAINING)]
+            await events.refresh()
+            waiting.append(await desk.turn("bk-1", ACTIVE))
+
+            async def are_queued() -> bool:
+                rows, queued = await desk.nodes.rows(ALL.id)
+                return queued == 2 and bool(rows) and rows[-1]["outcome"] == "retrying"
+
+            await until(are_queued)
+            test = Event("test@1", EventKind.TEST, 1, "", bookies=("bk-1",))
+            await desk.nodes.queue_test(ALL.id, test, "1", 1)
             await until_sent(desk, ALL, ["test@1"])
+            await until(are_queued)
+            desk.receivers.accepts = None
+            await until_sent(desk, ALL, ["test@1", *waiting])
 
 
 async def test_callbacks_are_limited_and_unreadable_ones_are_skipped(

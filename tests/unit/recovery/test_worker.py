@@ -32,6 +32,7 @@ from rollbook.recovery.autorecovery import (
     RecoveryServer,
 )
 from rollbook.recovery.config import AuditConfig, WorkerConfig
+from rollbook.recovery.copy_limits import ByteBudget
 from rollbook.recovery.core.repair_failures import Failure, after_failure
 from rollbook.recovery.ledger_repair import LedgerRepair
 from rollbook.recovery.repair_task_nodes import DrainTasks, Failures
@@ -208,8 +209,18 @@ async def test_only_the_lost_stripe_is_copied(tmp_path: Path) -> None:
         assert site.worker.stats.entries == 60
 
 
-async def test_repair_completes_with_a_minimal_memory_budget(cluster: LocalCluster) -> None:
-    """Reads may have to wait for memory of copies that are still being written."""
+async def test_repair_completes_with_a_minimal_memory_budget(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reads wait for memory of copies that are still being written, and all memory is given back."""
+    held: list[tuple[int, int]] = []
+    take = ByteBudget.take
+
+    async def note(budget: ByteBudget, size: int) -> None:
+        await take(budget, size)
+        held.append((budget.used, size))
+
+    monkeypatch.setattr(ByteBudget, "take", note)
     async with site_of(cluster) as site:
         ledger_id = await site.write(100)
         await site.lose()
@@ -218,6 +229,9 @@ async def test_repair_completes_with_a_minimal_memory_budget(cluster: LocalClust
         async with asyncio.timeout(60):
             await site.worker.work_once()
         await site.require_whole(ledger_id, 100)
+        assert len(held) >= 10
+        assert all(used == size for used, size in held)  # Each read was alone in memory.
+        assert site.worker._budget.used == 0
 
 
 async def test_abandoned_ledger_is_closed_after_the_grace_period(cluster: LocalCluster) -> None:

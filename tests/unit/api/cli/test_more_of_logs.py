@@ -199,7 +199,10 @@ def test_invalid_apply_file_changes_nothing(shell: Shell, tmp_path: Path, text: 
 def test_bundle_has_facts_of_servers_and_logs(
     shell: Shell, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    append(server, "told-of", 3)
+    append(server, "told-of", 2)
+    at = {"ROLLBOOK_SERVER": server}
+    canary = commands.run("log", "append", "told-of", stdin=b"canary-of-a-record\n", environment=at)
+    canary.check_returncode()
     path = str(tmp_path / "bundle.tar.gz")
     metadata = f"sqlite:///{tmp_path}/metadata.db"
     made = shell.json("cluster", "init", "--metadata", metadata)
@@ -211,7 +214,9 @@ def test_bundle_has_facts_of_servers_and_logs(
     assert shell.run(*bundle) == f"{path}\n"
     assert not shell.errors, "no part is missing"
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
-    found = {name: json.loads(text) for name, text in unpacked(path).items()}
+    texts = unpacked(path)
+    assert not any(b"canary" in text for text in texts.values())
+    found = {name: json.loads(text) for name, text in texts.items()}
     assert found["rollbook/missing.json"] == []
     assert found["rollbook/about.json"]["python"] == sys.version
     (stats,) = found["rollbook/stats.json"].values()

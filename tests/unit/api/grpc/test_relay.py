@@ -11,6 +11,7 @@ import pytest
 
 from rollbook.api.access.authenticator import Authenticator
 from rollbook.api.access.core.access_file import digest_of
+from rollbook.api.access.core.quotas import Meter
 from rollbook.api.client.channels import Channels, Security
 from rollbook.api.client.client import Client, connect
 from rollbook.api.grpc.config import GrpcConfig
@@ -75,6 +76,7 @@ class Site:
     servers: tuple[GrpcServer, GrpcServer]
     peers: Inside
     clients: list[Client]
+    authenticators: tuple[Authenticator, Authenticator]  # Of the entry and of the owner.
 
     @property
     def url(self) -> str:
@@ -125,17 +127,15 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
         )
     )
     cluster = FakeCluster()
-    authenticators = [Authenticator(str(token_file), str(access_file)) for _ in "ab"]
+    at_a, at_b = (Authenticator(str(token_file), str(access_file)) for _ in "ab")
     owner, entry = FakeCore(cluster, "b"), FakeCore(cluster, "a")
-    at_owner = await GrpcServer.start(owner, GrpcConfig(Address("127.0.0.1", 0)), authenticators[1])
+    at_owner = await GrpcServer.start(owner, GrpcConfig(Address("127.0.0.1", 0)), at_b)
     peers = Inside(str(at_owner.address), shows=((RELAYED_KEY, "1"),))
     relay = Relay(peers, lambda address: address == OWNER)
-    at_entry = await GrpcServer.start(
-        entry, GrpcConfig(Address("127.0.0.1", 0)), authenticators[0], relay
-    )
+    at_entry = await GrpcServer.start(entry, GrpcConfig(Address("127.0.0.1", 0)), at_a, relay)
     cluster.addresses |= {"a": str(at_entry.address), "b": OWNER}
     cluster.make(str(LOG)).owner = OWNER
-    found = Site(owner, entry, (at_entry, at_owner), peers, [])
+    found = Site(owner, entry, (at_entry, at_owner), peers, [], (at_a, at_b))
     yield found
     for client in found.clients:
         await client.close()
@@ -179,12 +179,26 @@ async def test_seal_is_relayed_to_the_owner(site: Site) -> None:
     assert (await log.seal()) == 0
 
 
-async def test_reader_with_a_quota_reads_through_a_relay(site: Site) -> None:
+async def test_relayed_reads_count_against_the_readers_quota_at_the_entry(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """RY2."""
+    taken: list[tuple[Meter, int]] = []
+    take = Meter.take
+
+    def count(meter: Meter, records: int, size: int, now_ns: int) -> None:
+        taken.append((meter, records))
+        take(meter, records, size, now_ns)
+
+    monkeypatch.setattr(Meter, "take", count)
     site.owner.cluster.log(LOG).append(pack_block([b"x"] * 10), None)
     client = site.client("counted")
     log = await client.open(LOG)
     assert len([record async for record in log.read()]) == 10
+    at_entry, at_owner = (each._accounts.get("counted") for each in site.authenticators)
+    assert at_entry is not None
+    assert sum(records for meter, records in taken if meter is at_entry.reads) == 10
+    assert at_owner is None  # The owner sees only the principal of the servers.
 
 
 async def test_relay_refuses_what_the_caller_has_no_right_to(site: Site) -> None:

@@ -45,16 +45,12 @@ REFUSED_URLS = (
     "http://0x7f000001/",
     "http://2130706433/",
     "http://127.1/",
-    "https://hooks.example.com?x",
 )
 
 
 @pytest.mark.parametrize("url", REFUSED_URLS)
 def test_invalid_callback_url_is_refused(url: str) -> None:
     """CP1: no user, fragment or line end, and plain HTTP only to this machine."""
-    if url == "https://hooks.example.com?x":
-        assert parse_target(url).path == "/?x"
-        return
     with pytest.raises(InvalidRequest):
         parse_target(url)
 
@@ -63,6 +59,7 @@ def test_callback_url_is_parsed_into_its_parts() -> None:
     assert parse_target("HTTPS://Hooks.Example.com/A/b?c=%20d") == CallbackTarget(
         "https", "hooks.example.com", 443, "/A/b?c=%20d"
     )
+    assert parse_target("https://hooks.example.com?x").path == "/?x"
     assert parse_target("http://[::1]:9000") == CallbackTarget("http", "[::1]", 9000, "/")
     assert origin_of("https://hooks.example.com:8443/secret") == "https://hooks.example.com:8443"
     assert origin_of("nonsense" * 10) == "nonsensenonsensenons"

@@ -297,7 +297,7 @@ def test_end_search_starts_at_the_last_settled_segment() -> None:
 
 @pytest.mark.parametrize("seed", range(50))
 def test_random_lists_yield_every_record_once(seed: int) -> None:
-    """Offsets stay dense through rolls and discards, from any start."""
+    """Offsets stay dense through rolls, discards and truncation below the reader, from any start."""
     chance = random.Random(seed)
     ledgers: dict[LedgerId, list[bytes]] = {}
     listed, tail = EMPTY, 0
@@ -334,6 +334,9 @@ def test_random_lists_yield_every_record_once(seed: int) -> None:
             blocks = trail.on_entries(part)
             assert blocks is not None
             told += blocks
+            if chance.random() < 0.3:
+                head = Offset(chance.randint(listed.head, trail.next_offset))
+                listed = listed.with_head(head, Offset(tail))
         trail.on_end(EntryId(len(entries) - 1))
     assert step == AwaitOwner()
     offsets = [offset for each in told for offset in range(*span(each))]

@@ -21,13 +21,25 @@ from rollbook.proto.wire.digest import DigestType, LedgerDigest
 from rollbook.proto.wire.frames import FRAME_BYTES_MAX, pack_frame
 from rollbook.proto.wire.messages import (
     Add,
+    BatchRead,
+    BatchReadReply,
+    BookieInfoReply,
     EntryRead,
+    ForceLedger,
+    ForceLedgerReply,
+    GetBookieInfo,
+    ListEntries,
+    ListEntriesReply,
     ReadLac,
     ReadLacReply,
     ReadReply,
     ReceivedReply,
     ReceivedRequest,
     Refusal,
+    Reply,
+    Request,
+    WriteLac,
+    WriteLacReply,
 )
 from rollbook.proto.wire.reply_decoder import ReplyDecoder
 from rollbook.proto.wire.request_decoder import Heard, Refused, RequestDecoder
@@ -504,9 +516,26 @@ def test_v3_schema_has_no_repeated_fields() -> None:
         assert [field.name for field in message.fields if field.is_repeated] == []
 
 
-def test_refusal_of_read_lac_names_transaction_and_ledger() -> None:
-    (call,) = _heard_in([v3.pack_request(5, ReadLac(LEDGER))])
+REFUSALS: list[tuple[Request, Reply]] = [
+    (EntryRead(LEDGER, E1), ReadReply(NoSuchLedger, LEDGER, E1)),
+    (EntryRead(LEDGER, NO_ENTRY, KEY, fence=True), ReadReply(NoSuchLedger, LEDGER, NO_ENTRY)),
+    (BatchRead(LEDGER, E1, 7, 2, 99), BatchReadReply(NoSuchLedger, LEDGER, E1, 7)),
+    (WriteLac(LEDGER, E1, KEY, b"packet"), WriteLacReply(NoSuchLedger, LEDGER)),
+    (ReadLac(LEDGER), ReadLacReply(NoSuchLedger, LEDGER)),
+    (ForceLedger(LEDGER), ForceLedgerReply(NoSuchLedger, LEDGER)),
+    (ListEntries(LEDGER), ListEntriesReply(NoSuchLedger, LEDGER)),
+    (GetBookieInfo(total_bytes=True, free_bytes=True), BookieInfoReply(NoSuchLedger)),
+]
+
+
+@pytest.mark.parametrize(
+    ("version", "asked", "reply"),
+    [(3, *each) for each in REFUSALS] + [(2, *each) for each in REFUSALS[:3]],
+    ids=lambda each: str(each) if isinstance(each, int) else type(each).__name__,
+)
+def test_refusal_names_the_ids_of_its_request(version: int, asked: Request, reply: Reply) -> None:
+    """CN1: in version 3 also the transaction. Version 2 has only reads."""
+    (call,) = _heard_in([v2.pack_request(asked) if version == 2 else v3.pack_request(5, asked)])
     assert isinstance(call, ReceivedRequest)
-    assert ReplyDecoder().feed(call.refuse(NoSuchLedger)) == [
-        ReceivedReply(5, ReadLacReply(NoSuchLedger, LEDGER))
-    ]
+    txn_id = 5 if version == 3 else None
+    assert ReplyDecoder().feed(call.refuse(NoSuchLedger)) == [ReceivedReply(txn_id, reply)]

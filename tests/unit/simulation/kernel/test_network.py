@@ -188,6 +188,27 @@ class TestContract:
 
         run(story)
 
+    def test_abort_discards_bytes_that_were_not_sent(self, run: Any) -> None:
+        async def story(transport: Transport) -> None:
+            server = Peer()
+            listener = await transport.listen(lambda: server, Address("127.0.0.1", 0))
+            near, client = await transport.connect(Peer, listener.address, timeout_s=5)
+            assert isinstance(client, Peer)
+            await asyncio.sleep(0.05)
+            server.transport.pause_reading()
+            near.write(bytes(20_000_000))
+            near.abort()
+            near.abort()
+            assert near.is_closing()
+            assert near.get_write_buffer_size() == 0
+            assert await asyncio.wait_for(client.lost, 10) is None
+            server.transport.resume_reading()
+            await asyncio.wait_for(server.lost, 10)
+            assert len(server.received) < 20_000_000
+            await listener.close()
+
+        run(story)
+
     def test_taken_port_is_refused(self, run: Any) -> None:
         async def story(transport: Transport) -> None:
             listener = await transport.listen(Peer, Address("127.0.0.1", 0))
