@@ -24,8 +24,8 @@ import structlog
 from rollbook.bookie.config import BookieConfig, ServerConfig, SpaceConfig, StorageConfig
 from rollbook.bookie.core.suggested_commands import RESTORED
 from rollbook.bookie.disk_maintenance import Space
+from rollbook.bookie.drain_watch import LifecycleWatch
 from rollbook.bookie.identity import Identity
-from rollbook.bookie.lifecycle_watch import LifecycleWatch
 from rollbook.bookie.registration_loop import RegistrationLoop
 from rollbook.bookie.socket_server import BookieServer
 from rollbook.bookie.stats import Stats

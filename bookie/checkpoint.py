@@ -20,7 +20,8 @@ from typing import Final
 import structlog
 
 from rollbook.bookie.background_yield import Background
-from rollbook.bookie.catalog import CatalogFiles
+from rollbook.bookie.cached_record_reader import Cache, RecordFile
+from rollbook.bookie.catalog_files import CatalogFiles
 from rollbook.bookie.config import StorageConfig
 from rollbook.bookie.core import catalog_records as changes
 from rollbook.bookie.core.catalog_records import EntryLogInfo, ReplayStart
@@ -31,7 +32,6 @@ from rollbook.bookie.core.journal_index import Columns
 from rollbook.bookie.core.record_format import HEAD_BYTES
 from rollbook.bookie.damage_events import DamageEvents
 from rollbook.bookie.journal import JournalFile
-from rollbook.bookie.record_file import Cache, RecordFile
 from rollbook.bookie.sorted_log_writer import Indexed, NewLog, SortedLog, SortedWriter, write_footer
 from rollbook.bookie.store_opening import log_path
 from rollbook.proto.ports import Clock, Disk, Randomness

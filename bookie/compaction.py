@@ -21,6 +21,7 @@ from typing import Final
 import structlog
 
 from rollbook.bookie.background_yield import Background
+from rollbook.bookie.cached_record_reader import Cache
 from rollbook.bookie.config import SpaceConfig, StorageConfig
 from rollbook.bookie.core.byte_cache import ByteCache
 from rollbook.bookie.core.catalog import LedgerInLog
@@ -39,7 +40,6 @@ from rollbook.bookie.core.disk_usage import DiskUsage, pick_directory
 from rollbook.bookie.core.journal_index import Columns, EntryLocation
 from rollbook.bookie.core.possible_losses import EVERYTHING
 from rollbook.bookie.entry_log_reader import EntryLog, EntryLogs
-from rollbook.bookie.record_file import Cache
 from rollbook.bookie.sorted_log_writer import NewLog, SortedLog, SortedWriter
 from rollbook.bookie.storage import Storage
 from rollbook.bookie.store_opening import log_path

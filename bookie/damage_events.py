@@ -6,7 +6,7 @@ from itertools import islice
 
 import structlog
 
-from rollbook.proto.event_budget import EventBudget
+from rollbook.proto.logging_rate_limit import EventBudget
 from rollbook.proto.ports import Clock
 
 logger = structlog.get_logger()

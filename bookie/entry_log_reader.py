@@ -10,6 +10,7 @@ from typing import Final
 
 import structlog
 
+from rollbook.bookie.cached_record_reader import Cache, RecordFile
 from rollbook.bookie.core.entry_log_footer import (
     TRAILER_BYTES,
     PageRow,
@@ -37,7 +38,6 @@ from rollbook.bookie.core.record_format import (
 )
 from rollbook.bookie.core.replay import Replayed, replay
 from rollbook.bookie.core.torn_tail import scan
-from rollbook.bookie.record_file import Cache, RecordFile
 from rollbook.proto.errors import TornRecord, WrongCluster
 from rollbook.proto.ports import Buffer, Disk, File, OpenMode
 

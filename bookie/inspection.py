@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from rollbook.bookie.catalog import CatalogFiles
+from rollbook.bookie.catalog_files import CatalogFiles
 from rollbook.bookie.config import StorageConfig
 from rollbook.bookie.core.catalog import Catalog
 from rollbook.bookie.core.catalog_records import EntryLogInfo

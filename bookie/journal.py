@@ -18,7 +18,8 @@ from typing import Final, NamedTuple, TypeAlias
 
 import structlog
 
-from rollbook.bookie.catalog import CatalogFiles
+from rollbook.bookie.cached_record_reader import Cache, RecordFile
+from rollbook.bookie.catalog_files import CatalogFiles
 from rollbook.bookie.config import StorageConfig
 from rollbook.bookie.core import catalog_records as changes
 from rollbook.bookie.core.control_records import Control
@@ -37,7 +38,6 @@ from rollbook.bookie.core.record_format import (
     align,
 )
 from rollbook.bookie.core.record_packer import Frames, RecordPacker, Write, size_of
-from rollbook.bookie.record_file import Cache, RecordFile
 from rollbook.bookie.stats import Stats
 from rollbook.proto.errors import BookieFailed
 from rollbook.proto.ports import Clock, Disk, OpenMode, Randomness

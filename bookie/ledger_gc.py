@@ -21,7 +21,7 @@ from rollbook.bookie.core.ledger_gc import Suspects
 from rollbook.bookie.deleted_ledger_scan import DeletedLedgerScan
 from rollbook.bookie.storage import Storage
 from rollbook.proto.errors import BookieFailed, RollbookError
-from rollbook.proto.event_budget import EventBudget
+from rollbook.proto.logging_rate_limit import EventBudget
 from rollbook.proto.ports import Clock
 from rollbook.proto.tasks import to_its_end
 

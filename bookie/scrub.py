@@ -16,13 +16,13 @@ from typing import Final
 
 import structlog
 
+from rollbook.bookie.cached_record_reader import Cache
 from rollbook.bookie.config import SpaceConfig
 from rollbook.bookie.core.byte_cache import ByteCache
 from rollbook.bookie.core.catalog import LedgerInLog
 from rollbook.bookie.core.journal_index import EntryLocation
 from rollbook.bookie.core.possible_losses import EVERYTHING, LossRange
 from rollbook.bookie.entry_log_reader import EntryLog
-from rollbook.bookie.record_file import Cache
 from rollbook.bookie.storage import Storage
 from rollbook.proto.errors import EntryStateUnknown, TornRecord
 from rollbook.proto.pacing import Pace

@@ -10,6 +10,7 @@ from typing import Final, TypeAlias
 
 import structlog
 
+from rollbook.bookie.cached_record_reader import Cache, RecordFile
 from rollbook.bookie.core.catalog_records import EntryLogInfo
 from rollbook.bookie.core.entry_log_footer import Extent, FooterBuilder
 from rollbook.bookie.core.journal_index import Columns, IntArray, fitting_end
@@ -24,7 +25,6 @@ from rollbook.bookie.core.record_format import (
     pack_rows,
 )
 from rollbook.bookie.core.record_packer import RecordPacker
-from rollbook.bookie.record_file import Cache, RecordFile
 from rollbook.proto.ports import Buffer, Disk, File, OpenMode, Randomness
 
 logger = structlog.get_logger()

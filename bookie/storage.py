@@ -25,6 +25,7 @@ from typing import Final, NamedTuple
 import structlog
 
 from rollbook.bookie.background_yield import Background
+from rollbook.bookie.cached_record_reader import Cache
 from rollbook.bookie.checkpoint import Checkpointer
 from rollbook.bookie.config import StorageConfig
 from rollbook.bookie.core import catalog_records as changes
@@ -40,7 +41,6 @@ from rollbook.bookie.entry_log_reader import EntryLogs
 from rollbook.bookie.entry_reader import Reading
 from rollbook.bookie.journal import Journal, JournalFile, OnDone, set_when_done
 from rollbook.bookie.ledger_reports import LedgerViews
-from rollbook.bookie.record_file import Cache
 from rollbook.bookie.sorted_log_writer import NewLog
 from rollbook.bookie.stats import Stats
 from rollbook.bookie.store_opening import (

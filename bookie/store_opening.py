@@ -17,7 +17,8 @@ from typing import Final
 
 import structlog
 
-from rollbook.bookie.catalog import CatalogFiles
+from rollbook.bookie.cached_record_reader import Cache, RecordFile
+from rollbook.bookie.catalog_files import CatalogFiles
 from rollbook.bookie.config import StorageConfig
 from rollbook.bookie.core import catalog_records as changes
 from rollbook.bookie.core.catalog import Catalog
@@ -37,7 +38,6 @@ from rollbook.bookie.core.suggested_commands import FORMAT, WRITE_OFF
 from rollbook.bookie.entry_log_reader import open_record_file
 from rollbook.bookie.journal import JournalFile, journal_path
 from rollbook.bookie.journal_reading import ReadBack, is_blank_from, read_back, write_again
-from rollbook.bookie.record_file import Cache, RecordFile
 from rollbook.proto.errors import BadConfig, DataLost, TornRecord, WrongCluster
 from rollbook.proto.ports import Disk, DiskLock, File, FileStat, OpenMode, Randomness
 

@@ -23,8 +23,8 @@ from rollbook.proto.cluster.cluster_root import Cluster, require_cluster
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes
 from rollbook.proto.cluster.underreplication_marks import Lock, Marks
 from rollbook.proto.errors import BadMetadata, BookieFailed, NoSuchLedger, RollbookError
-from rollbook.proto.event_budget import EventBudget
 from rollbook.proto.ids import BookieId, LedgerId
+from rollbook.proto.logging_rate_limit import EventBudget
 from rollbook.proto.pacing import Pace
 from rollbook.proto.ports import Clock, MetadataStore
 from rollbook.proto.tasks import to_its_end

@@ -1,12 +1,12 @@
 """Checks once a second whether bookies with slots in this client's open ledgers are lost
-(`core/lost_bookies.py`), and lets the writers replace them, at most 500 slots a second.
+(`core/lost_bookie_rules.py`), and lets the writers replace them, at most 500 slots a second.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
-from rollbook.ledger.core.lost_bookies import LostMembers, reason_to_leave
+from rollbook.ledger.core.lost_bookie_rules import LostMembers, reason_to_leave
 from rollbook.ledger.writer import LedgerWriter
 from rollbook.proto.cluster.bookie_watcher import LiveBookies
 from rollbook.proto.errors import BookieUnreachable

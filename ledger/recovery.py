@@ -27,7 +27,7 @@ from rollbook.ledger.concurrent_calls import (
     error_of,
 )
 from rollbook.ledger.core.entry_checks import unpack_batch, unpack_last
-from rollbook.ledger.core.lac_reply import judge_lac
+from rollbook.ledger.core.lac_reply_check import judge_lac
 from rollbook.ledger.core.lac_survey import LacSurvey
 from rollbook.ledger.core.read_plan import BATCH_FACTOR, HedgeDelay
 from rollbook.ledger.core.tail_search import TailProbe, TailSearch

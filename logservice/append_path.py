@@ -32,7 +32,7 @@ from rollbook.logservice.core.sequencer import Sequencer, is_passing
 from rollbook.logservice.ids import LogName, Offset, OwnerEpoch, SegmentId
 from rollbook.logservice.log_config import LogConfig, WriterMode
 from rollbook.logservice.messages import AppendAck, Condition
-from rollbook.logservice.owner_context import OwnerContext
+from rollbook.logservice.server_context import OwnerContext
 from rollbook.logservice.tail_cache import TailCache
 from rollbook.proto.errors import (
     AppendUnsettled,

@@ -7,7 +7,7 @@ The settings are read from `[log_server]` and `[log_service]` of a file, `ROLLBO
 from dataclasses import dataclass
 from typing import Final
 
-from rollbook.logservice.core.producer_memory import BYTES_MAX
+from rollbook.logservice.core.producer_memory_budget import BYTES_MAX
 from rollbook.proto.errors import BadConfig
 from rollbook.proto.quorum import Quorum
 

@@ -16,8 +16,8 @@ from rollbook.logservice.core.ledger_list import LedgerList, Segment
 from rollbook.logservice.core.takeover_segments import pause_s
 from rollbook.logservice.log_config import LogConfig
 from rollbook.logservice.log_metadata import StoredLog
-from rollbook.logservice.owner_context import OwnerContext
 from rollbook.logservice.segment_ledgers import drop_ledger, make_ledger
+from rollbook.logservice.server_context import OwnerContext
 from rollbook.proto.errors import (
     Guarded,
     Invalid,

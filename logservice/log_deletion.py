@@ -14,8 +14,8 @@ from typing import Final
 import structlog
 
 from rollbook.ledger.ledgers import Ledgers
+from rollbook.logservice.core.age_without_downtime import NO_GAPS, LivedTime
 from rollbook.logservice.core.config_etag import check_etag
-from rollbook.logservice.core.downtime_gaps import NO_GAPS, LivedTime
 from rollbook.logservice.core.ledger_list import ListedLogState, LogEvent
 from rollbook.logservice.core.log_incarnations import check_life, text_of
 from rollbook.logservice.core.retention import is_free

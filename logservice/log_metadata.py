@@ -25,6 +25,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
+from rollbook.logservice.core.age_without_downtime import Witness
 from rollbook.logservice.core.cursors import (
     CURSOR_VERSION_BITS,
     CURSORS_MAX,
@@ -38,7 +39,6 @@ from rollbook.logservice.core.cursors import (
     unpack_counts,
     unpack_cursor,
 )
-from rollbook.logservice.core.downtime_gaps import Witness
 from rollbook.logservice.core.ledger_list import LedgerList, ListedLogState, LogEvent, draw_log_uid
 from rollbook.logservice.core.log_incarnations import check_life, text_of
 from rollbook.logservice.core.log_node_format import (

@@ -20,6 +20,7 @@ from typing import Any, Final, NoReturn
 import structlog
 
 from rollbook.ledger.ledgers import Ledgers
+from rollbook.logservice.clock_skew import ServerClock
 from rollbook.logservice.config import LogServiceConfig
 from rollbook.logservice.core.failed_takeovers import FailedOpening, UnopenedLogs
 from rollbook.logservice.core.ledger_list import LedgerList
@@ -33,7 +34,7 @@ from rollbook.logservice.core.ownership_rules import (
     released_by,
     suggested_server,
 )
-from rollbook.logservice.core.producer_memory import ProducerMemory
+from rollbook.logservice.core.producer_memory_budget import ProducerMemory
 from rollbook.logservice.core.server_record import ServerRecord
 from rollbook.logservice.core.takeover_backoff import TakeoverPatience
 from rollbook.logservice.cursor_lags import CursorLags
@@ -44,9 +45,8 @@ from rollbook.logservice.log_sweeper import Sweeper
 from rollbook.logservice.lost_segments import LostSegments
 from rollbook.logservice.membership import ServerMembership
 from rollbook.logservice.owner import Owner
-from rollbook.logservice.owner_context import OwnerContext
 from rollbook.logservice.peer_liveness import PeerLiveness
-from rollbook.logservice.server_clock import ServerClock
+from rollbook.logservice.server_context import OwnerContext
 from rollbook.logservice.stall_detector import StallDetector
 from rollbook.logservice.tail_cache import TailMemory
 from rollbook.proto.errors import (

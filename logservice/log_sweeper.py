@@ -26,7 +26,7 @@ from typing import Final, Protocol
 import structlog
 
 from rollbook.ledger.ledgers import Ledgers
-from rollbook.logservice.core.downtime_gaps import NO_GAPS, LivedTime
+from rollbook.logservice.core.age_without_downtime import NO_GAPS, LivedTime
 from rollbook.logservice.core.ledger_list import LedgerList, ListedLogState, LogEvent
 from rollbook.logservice.core.retention import find_expired, is_free
 from rollbook.logservice.ids import LogName, Offset

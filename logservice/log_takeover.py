@@ -28,15 +28,15 @@ import structlog
 from rollbook.ledger.reader import LedgerReader
 from rollbook.ledger.writer import LedgerWriter
 from rollbook.logservice.core.control_blocks import NO_LEDGER, Follows, unpack_control
-from rollbook.logservice.core.degraded_segments import degraded_to
+from rollbook.logservice.core.degraded_ensembles import degraded_to
 from rollbook.logservice.core.ledger_list import LedgerList, ListedLogState, LogEvent, Segment
 from rollbook.logservice.core.record_block import Block
 from rollbook.logservice.core.replayed_state import LogMemory, snapshot_in
 from rollbook.logservice.core.takeover_segments import Ended, judge, pause_s, stands_down, to_end
 from rollbook.logservice.ids import LogName
 from rollbook.logservice.log_metadata import StoredLog
-from rollbook.logservice.owner_context import OwnerContext
 from rollbook.logservice.segment_ledgers import drop_ledger, make_ledger
+from rollbook.logservice.server_context import OwnerContext
 from rollbook.proto.errors import (
     BlockCorrupt,
     DataLost,

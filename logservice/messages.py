@@ -35,7 +35,7 @@ from rollbook.logservice.ids import (
     WriterEpoch,
 )
 from rollbook.logservice.log_config import ConfigValues, LogConfig
-from rollbook.logservice.positions import AtOffset, Position
+from rollbook.logservice.position_syntax import AtOffset, Position
 from rollbook.proto.errors import InvalidRequest, RollbookError
 from rollbook.proto.ids import EntryId, LedgerId
 from rollbook.proto.quorum import Quorum
@@ -361,7 +361,7 @@ class WatchTails:
     """Watch the tails of many logs: the server sends all tails, and then the changes. No log is opened (TW1).
 
     A server reports the logs that it owns, and the logs for which it is the suggested server. A client that
-    wants all logs watches all servers, and merges their reports (`core/tail_offset_table.py`).
+    wants all logs watches all servers, and merges their reports (`core/tail_offsets.py`).
     """
 
     logs: tuple[LogName, ...] = ()  # Watched logs by name; missing logs are ignored.

@@ -36,8 +36,8 @@ from rollbook.logservice.messages import (
     TruncateAnswer,
     WriterGrant,
 )
-from rollbook.logservice.owner_context import OwnerContext
 from rollbook.logservice.segment_roll import SegmentRoll
+from rollbook.logservice.server_context import OwnerContext
 from rollbook.logservice.tail_cache import Subscription, TailCache
 from rollbook.logservice.truncation import delete_discarded, truncate
 from rollbook.logservice.writer_epochs import WriterEpochs

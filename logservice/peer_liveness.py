@@ -13,7 +13,7 @@ from typing import Final
 
 import structlog
 
-from rollbook.logservice.core.peer_refusals import Refusals
+from rollbook.logservice.core.peer_failure_detector import Refusals
 from rollbook.proto.addresses import parse_address
 from rollbook.proto.errors import BadConfig, Unavailable
 from rollbook.proto.ports import Clock, Transport

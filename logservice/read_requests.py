@@ -40,7 +40,7 @@ from rollbook.logservice.offset_lookup import (
     find_offset_at,
 )
 from rollbook.logservice.peer_tails import OwnerTails
-from rollbook.logservice.positions import (
+from rollbook.logservice.position_syntax import (
     Ago,
     AtCursor,
     AtOffset,

@@ -1,7 +1,7 @@
 """Reads one log from any offset, on any server, and follows it.
 
     at the owner      The reader takes blocks from the owner's memory, in the loop turn that confirms them.
-    at other servers, The reader reads the ledgers, segment by segment (`core/reader_trail.py`). It follows the
+    at other servers, The reader reads the ledgers, segment by segment (`core/segment_traversal.py`). It follows the
     and further back  ledger that is being written, so that new entries arrive within milliseconds.
 
 The owner knows earlier than the bookies which entries are confirmed. A reader at another server therefore
@@ -37,8 +37,15 @@ from rollbook.logservice.core.reader_catch_up import (
     ReaderProgress,
     has_read_all,
 )
-from rollbook.logservice.core.reader_trail import AwaitOwner, AwaitRoll, End, Enter, Gone, Trail
 from rollbook.logservice.core.record_block import opened_together, span_of
+from rollbook.logservice.core.segment_traversal import (
+    AwaitOwner,
+    AwaitRoll,
+    End,
+    Enter,
+    Gone,
+    Trail,
+)
 from rollbook.logservice.ids import NO_OWNER_YET, LogName, Offset
 from rollbook.logservice.log_metadata import LogMetadataStore, StoredLog
 from rollbook.logservice.messages import (

@@ -9,10 +9,10 @@ from contextlib import suppress
 import structlog
 
 from rollbook.ledger.writer import LedgerWriter
-from rollbook.logservice.core.degraded_segments import degraded_quorum
+from rollbook.logservice.core.degraded_ensembles import degraded_quorum
 from rollbook.logservice.core.ledger_list import custom_metadata
 from rollbook.logservice.log_metadata import StoredLog
-from rollbook.logservice.owner_context import OwnerContext
+from rollbook.logservice.server_context import OwnerContext
 from rollbook.proto.errors import NotEnoughBookies, RollbookError
 from rollbook.proto.quorum import Quorum
 

@@ -19,7 +19,7 @@ import structlog
 
 from rollbook.ledger.writer import LedgerWriter
 from rollbook.logservice.append_path import AppendPath, SegmentWriter
-from rollbook.logservice.core.degraded_segments import (
+from rollbook.logservice.core.degraded_ensembles import (
     BetterSegment,
     RollToMoreBookies,
     better_segment,
@@ -29,7 +29,7 @@ from rollbook.logservice.core.ledger_list import NOT_COUNTED, LedgerList, Size, 
 from rollbook.logservice.core.roll_rules import SEGMENTS_MAX, SegmentLimits
 from rollbook.logservice.ids import Offset, SegmentId
 from rollbook.logservice.ledger_list_store import LedgerListStore
-from rollbook.logservice.owner_context import OwnerContext
+from rollbook.logservice.server_context import OwnerContext
 from rollbook.proto.errors import InvalidRequest, Missing, RollbookError, Superseded
 from rollbook.proto.ids import BookieId, EntryId, LedgerId
 

@@ -21,12 +21,12 @@ from rollbook.logservice.core.ledger_list import (
     LogEvent,
     Sizes,
 )
-from rollbook.logservice.core.log_descriptions import history_of, segments_page, with_lost
 from rollbook.logservice.core.log_end_source import (
     closed_end,
 )
 from rollbook.logservice.core.log_incarnations import check_life, text_of
 from rollbook.logservice.core.record_block import BlockInfo, check_block
+from rollbook.logservice.core.segments_and_history import history_of, segments_page, with_lost
 from rollbook.logservice.ids import (
     NO_WRITER_YET,
     LogName,

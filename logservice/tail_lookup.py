@@ -24,7 +24,7 @@ from rollbook.logservice.messages import LogTail
 from rollbook.logservice.offset_lookup import NOT_OWNED, find_last_time, find_tail
 from rollbook.logservice.owner import Owner
 from rollbook.logservice.peer_tails import OwnerTails
-from rollbook.logservice.positions import AtOffset
+from rollbook.logservice.position_syntax import AtOffset
 from rollbook.proto.errors import LogDeleted, NoSuchLog, NotOwner, OwnerChanging, RollbookError
 
 # How long to wait until the known tail reaches a requested offset: this server may learn later than the

@@ -37,7 +37,7 @@ from rollbook.recovery.core.ledger_checks import CheckKind
 from rollbook.recovery.core.ledger_index_rows import IndexRow, good_copies
 from rollbook.recovery.ledger_checks import Checks, CheckSchedule, CheckState
 from rollbook.recovery.ledger_index import LedgerIndex
-from rollbook.recovery.metadata_retries import LOOK_AGAIN_S, follow, patiently, until_done
+from rollbook.recovery.metastore_outage_retries import LOOK_AGAIN_S, follow, patiently, until_done
 
 logger = structlog.get_logger()
 

@@ -5,7 +5,7 @@
       each is a part: a part that fails is restarted, after a pause that doubles up to a minute
 
 All parts use one metadata session; when it ends, its votes and locks are gone, too. The parts share one
-`Marks`, which knows the locks of the session. For `status`, `process_status.py` reports the work of the
+`Marks`, which knows the locks of the session. For `status`, `process_status_nodes.py` reports the work of the
 parts.
 """
 
@@ -32,10 +32,10 @@ from rollbook.recovery.config import AuditConfig, HealConfig, StewardConfig, Wor
 from rollbook.recovery.drain_steward import Steward
 from rollbook.recovery.ledger_checks import Checks
 from rollbook.recovery.ledger_index import LedgerIndex
-from rollbook.recovery.metadata_retries import patiently, until_done
+from rollbook.recovery.metastore_outage_retries import patiently, until_done
+from rollbook.recovery.operation_nodes import RUNNER
 from rollbook.recovery.operation_runner import OperationKind, OperationRunner
-from rollbook.recovery.operations import RUNNER
-from rollbook.recovery.process_status import PresenceNodes, ProcessStatus
+from rollbook.recovery.process_status_nodes import PresenceNodes, ProcessStatus
 from rollbook.recovery.repair_task_nodes import STEWARD
 from rollbook.recovery.restore_scheduler import DoubtsOf, RestoreScheduler
 from rollbook.recovery.stats import RecoveryStats

@@ -2,7 +2,7 @@
 removal, remove.
 
 All decisions are written to metadata, so the bookie and the steward may be down. The bookie follows its
-lifecycle (`bookie/lifecycle_watch.py`), and the steward carries drains out (`drain_steward.py`). Each answer about
+lifecycle (`bookie/drain_watch.py`), and the steward carries drains out (`drain_steward.py`). Each answer about
 ledgers comes from a complete fresh walk (`bookie_ledger_scan.py`).
 """
 

@@ -63,7 +63,7 @@ from rollbook.recovery.core.callback_queue import (
     unpack_rows,
 )
 from rollbook.recovery.core.event_derivation import derive
-from rollbook.recovery.metadata_retries import patiently
+from rollbook.recovery.metastore_outage_retries import patiently
 
 logger = structlog.get_logger()
 

@@ -46,8 +46,8 @@ from rollbook.recovery.core.event_derivation import (
 from rollbook.recovery.core.ledger_checks import unpack_bad
 from rollbook.recovery.core.operations import is_operation_id, unpack_operation
 from rollbook.recovery.core.repair_failures import unpack_failure
-from rollbook.recovery.metadata_retries import until_done
-from rollbook.recovery.operations import OPERATIONS
+from rollbook.recovery.metastore_outage_retries import until_done
+from rollbook.recovery.operation_nodes import OPERATIONS
 from rollbook.recovery.repair_task_nodes import BAD, FAILURES
 
 logger = structlog.get_logger()

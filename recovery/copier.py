@@ -1,7 +1,7 @@
 """Copies entries of a closed part of one ledger from bookies that have them to a bookie that lacks them.
 
     entry ids ──► chunks of about 1 MiB ──► read, a few chunks ahead ──► written in order, acknowledged when durable
-                                             one source per chunk,        (`entry_restorer.py`)
+                                             one source per chunk,        (`recovery_adds.py`)
                                              the next one for what
                                              it could not give
 
@@ -41,7 +41,7 @@ from rollbook.proto.wire.messages import (
 )
 from rollbook.recovery.copy_limits import ByteBudget, Throttle
 from rollbook.recovery.core.entry_spans import ranges_of
-from rollbook.recovery.entry_restorer import Restorer
+from rollbook.recovery.recovery_adds import Restorer
 
 _CHUNKS_AHEAD: Final = 4  # Chunks that are read while earlier ones are written.
 _UNACKED_BYTES_MAX: Final = 8 * 1024 * 1024  # The maximum number of bytes in flight to one target.

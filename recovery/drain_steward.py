@@ -55,7 +55,7 @@ from rollbook.recovery.core.lifecycle import fail, finish, revert
 from rollbook.recovery.core.repair_failures import Failure
 from rollbook.recovery.known_incarnations import WholeNodes
 from rollbook.recovery.ledger_index import LedgerIndex
-from rollbook.recovery.metadata_retries import patiently, until_done
+from rollbook.recovery.metastore_outage_retries import patiently, until_done
 from rollbook.recovery.repair_task_nodes import DrainTasks, Failures
 from rollbook.recovery.restore_scheduler import DoubtState, RestoreScheduler
 

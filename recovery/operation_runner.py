@@ -29,8 +29,8 @@ from rollbook.proto.errors import (
 from rollbook.proto.ports import Clock, MetadataStore, Watch
 from rollbook.proto.tasks import TaskGroup, first_of
 from rollbook.recovery.core.operations import LastingOperation
-from rollbook.recovery.metadata_retries import patiently, until_done
-from rollbook.recovery.operations import OperationNodes
+from rollbook.recovery.metastore_outage_retries import patiently, until_done
+from rollbook.recovery.operation_nodes import OperationNodes
 
 logger = structlog.get_logger()
 

@@ -1,6 +1,6 @@
 """Reads a bookie's doubts, and settles them on the bookie.
 
-In production this uses HTTP (`rollbook.api.cli.recovery.possible_loss_access`); the simulator passes the bookie
+In production this uses HTTP (`rollbook.api.cli.recovery.possible_loss_adapters`); the simulator passes the bookie
 directly.
 """
 

@@ -36,7 +36,7 @@ from rollbook.recovery.config import HealConfig
 from rollbook.recovery.core.repair_failures import Failure, after_failure, next_look_s
 from rollbook.recovery.core.repair_plan import GracePeriods
 from rollbook.recovery.ledger_restorer import HealingOutcome
-from rollbook.recovery.metadata_retries import patiently
+from rollbook.recovery.metastore_outage_retries import patiently
 from rollbook.recovery.possible_losses_port import BookieDoubts
 
 logger = structlog.get_logger()

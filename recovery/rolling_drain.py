@@ -28,7 +28,7 @@ from rollbook.proto.ids import BookieId, parse_bookie_id
 from rollbook.recovery.bookie_decommission import Departures
 from rollbook.recovery.core.rolling_drain import DRAINED, NO_NODE, DrainNotes, next_drains
 from rollbook.recovery.operation_runner import OperationProgress
-from rollbook.recovery.process_status import PresenceNodes
+from rollbook.recovery.process_status_nodes import PresenceNodes
 
 _LOOK_AGAIN_S: Final = 1.0
 _REFUSALS: Final = (DrainBlocked, InvalidRequest, LifecycleConflict)

@@ -40,7 +40,7 @@ from rollbook.recovery.copy_limits import ByteBudget, Throttle
 from rollbook.recovery.core.repair_failures import after_failure, next_look_s
 from rollbook.recovery.core.repair_plan import GracePeriods
 from rollbook.recovery.ledger_repair import LedgerRepair, OpenEnd, Repair, RepairLimits, RepairOrder
-from rollbook.recovery.metadata_retries import AWAY, follow, patiently, until_done
+from rollbook.recovery.metastore_outage_retries import AWAY, follow, patiently, until_done
 from rollbook.recovery.repair_task_nodes import BadCopies, DrainTasks, Failures
 
 logger = structlog.get_logger()

@@ -19,7 +19,7 @@ from typing import Any, Final
 import structlog
 
 from rollbook.proto.errors import Outcome, OutcomeUnknown, RollbookError
-from rollbook.proto.event_budget import EventBudget
+from rollbook.proto.logging_rate_limit import EventBudget
 from rollbook.proto.runtime.logging_setup import unfiltered_logger
 
 _FRUITLESS_PER_S: Final = 20

@@ -14,6 +14,7 @@ from typing import Final
 
 import structlog
 
+from rollbook.api.access.access_file_permissions import require_own
 from rollbook.api.access.audit import AuditLog
 from rollbook.api.access.core.access_file import (
     ANYBODY,
@@ -26,7 +27,6 @@ from rollbook.api.access.core.access_file import (
 )
 from rollbook.api.access.core.grants import EVERYTHING
 from rollbook.api.access.core.quotas import PrincipalAccount
-from rollbook.api.access.file_permissions import require_own
 from rollbook.api.access.operator_token_file import token_of
 from rollbook.api.access.watched_file import WatchedFile
 from rollbook.proto.errors import BadConfig, Unauthorized

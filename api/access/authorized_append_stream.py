@@ -13,9 +13,9 @@ from typing import Final
 
 from rollbook.api.access.audit import AuditLog
 from rollbook.api.access.authenticator import AuthenticatedCaller
-from rollbook.api.access.core.block_size import size_of
 from rollbook.api.access.core.grants import may_ask
-from rollbook.api.access.idempotent_producer_ids import with_own_keys
+from rollbook.api.access.core.quota_cost import size_of
+from rollbook.api.access.idempotency_keys import with_own_keys
 from rollbook.api.access.permission_errors import refusal_of
 from rollbook.logservice.messages import AppendResult, Bind, CoreStream, StreamAppend
 from rollbook.proto.errors import ConnectionLost, InvalidRequest, Throttled, Unauthorized

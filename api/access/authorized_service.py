@@ -18,7 +18,6 @@ from typing import Any, Final, cast
 from rollbook.api.access.audit import AuditLog
 from rollbook.api.access.authenticator import CALLER, AuthenticatedCaller
 from rollbook.api.access.authorized_append_stream import AuthorizedAppendStream
-from rollbook.api.access.core.block_size import size_of
 from rollbook.api.access.core.grants import (
     Right,
     VisibleLogs,
@@ -29,13 +28,14 @@ from rollbook.api.access.core.grants import (
     shown_by,
     visible_of,
 )
+from rollbook.api.access.core.quota_cost import size_of
 from rollbook.api.access.permission_errors import refusal_of
 from rollbook.api.access.read_throttle import MISSES_MAX, ReadThrottle, may_pass
 from rollbook.api.rpc_methods import Method, late
 from rollbook.logservice import messages
 from rollbook.logservice.core.record_block import opened_bytes_of
 from rollbook.logservice.ids import LogName, Offset
-from rollbook.logservice.positions import AtOffset
+from rollbook.logservice.position_syntax import AtOffset
 from rollbook.proto.errors import NotOwner, RollbookError, Throttled, Unauthorized
 
 _WAITS_S: Final = 1.0  # If a request takes longer, the server checks what is unavailable.

@@ -16,7 +16,7 @@ from typing import Any, Final
 import click
 
 from rollbook import __version__
-from rollbook.api.cli.failures import explain, explain_error
+from rollbook.api.cli.error_output import explain, explain_error
 from rollbook.api.cli.lazy_group import LazyCommand, LazyGroup
 from rollbook.api.cli.output import examples
 from rollbook.proto import errors

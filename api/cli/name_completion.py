@@ -13,7 +13,7 @@ from rollbook.api.cli.context_option import at_context, named_of
 from rollbook.api.cli.log.commands import DEFAULT_SERVER
 from rollbook.api.cli.log.connection import LogAccess
 from rollbook.api.cli.metadata_option import metadata_that_is_meant
-from rollbook.api.client.client import Client
+from rollbook.api.client.async_client import Client
 from rollbook.logservice import messages
 from rollbook.logservice.ids import LogName
 

@@ -1,6 +1,6 @@
 """`rollbook.aio`: the client that `import rollbook` offers, for programs with an event loop."""
 
-from rollbook.api.client.client import Client, connect
+from rollbook.api.client.async_client import Client, connect
 from rollbook.api.client.cursor import Cursor
 from rollbook.api.client.log import Log
 from rollbook.api.client.producer_batch import Submission

@@ -12,7 +12,7 @@ from rollbook.logservice.ids import (
     parse_writer_epoch,
 )
 from rollbook.logservice.messages import Condition
-from rollbook.logservice.positions import (
+from rollbook.logservice.position_syntax import (
     Ago,
     AtCursor,
     AtOffset,

@@ -18,7 +18,6 @@ from rollbook.api.client.caller_arguments import (
 from rollbook.api.client.cursor import Cursor
 from rollbook.api.client.fork_guard import BelongsToProcess
 from rollbook.api.client.log_append import Appender, FramedBatch, PlainBatch
-from rollbook.api.client.multi_server_read import AnyServer, ReplayRange, runs_of
 from rollbook.api.client.pipeline import AppendPipeline, Source
 from rollbook.api.client.producer_numbering import NOT_RESUMED, Producer, Resumed
 from rollbook.api.client.reader import (
@@ -30,6 +29,7 @@ from rollbook.api.client.reader import (
     records_of,
 )
 from rollbook.api.client.record_field_encoding import Text, TextHeaders, event_time_us_of
+from rollbook.api.client.replay_load_balancing import AnyServer, ReplayRange, runs_of
 from rollbook.api.client.sync_writer import SyncWriter
 from rollbook.api.client.writer import Writer
 from rollbook.api.did_you_mean import did_you_mean
@@ -49,7 +49,7 @@ from rollbook.proto.errors import InvalidRequest
 from rollbook.proto.runtime.loop_thread import LoopThread
 
 if TYPE_CHECKING:
-    from rollbook.api.client.client import Client
+    from rollbook.api.client.async_client import Client
 
 
 class Log(BelongsToProcess):

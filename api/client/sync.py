@@ -28,7 +28,7 @@ from time import monotonic
 from types import FunctionType, TracebackType
 from typing import Any, Self, TypeVar, overload
 
-from rollbook.api.client import client as aio
+from rollbook.api.client import async_client as aio
 from rollbook.api.client.caller_arguments import Start
 from rollbook.api.client.config import LogClientConfig
 from rollbook.api.client.cursor import REQUIRED, Cursor, D

@@ -21,7 +21,7 @@ from rollbook.api.dashboard.parts import with_query
 from rollbook.api.rest.callback_routes import CallbackActs
 from rollbook.api.rest.cluster import BookieActs
 from rollbook.api.rest.ledger_routes import begin_recover, begin_verify
-from rollbook.api.rest.running_operations import Facts, Operation
+from rollbook.api.rest.operation_registry import Facts, Operation
 from rollbook.proto.formats.lifecycle import LifecycleState
 
 _STATES: Final = {

@@ -11,8 +11,8 @@ from urllib.parse import quote
 from rollbook.api.access.core.grants import Duty, Grants
 from rollbook.api.dashboard.core.live_page import NewRows, live
 from rollbook.api.dashboard.core.markup import Child, Html, block, element
+from rollbook.api.dashboard.core.node_text import node_text
 from rollbook.api.dashboard.core.samples import SERIES, Sample, Samples
-from rollbook.api.dashboard.core.secret_masking import node_text
 from rollbook.api.dashboard.core.worst_problem import sentence_of
 from rollbook.api.dashboard.parts import (
     BY_RIGHT,
@@ -31,7 +31,7 @@ from rollbook.api.dashboard.parts import (
     when,
     with_query,
 )
-from rollbook.api.dashboard.process_screens import without_pages
+from rollbook.api.dashboard.server_screens import without_pages
 
 Facts = Mapping[str, Any]
 

@@ -13,7 +13,7 @@ from rollbook.api.dashboard.error_texts import error_text
 from rollbook.api.dashboard.page_context import ShowPage, Visit
 from rollbook.api.dashboard.page_dependencies import PageSources
 from rollbook.api.dashboard.parts import Screen, with_query
-from rollbook.api.rest.running_operations import Facts
+from rollbook.api.rest.operation_registry import Facts
 from rollbook.logservice.ids import LogName
 from rollbook.proto.errors import InvalidRequest, RollbookError
 

@@ -13,16 +13,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 from rollbook.api.dashboard.http_fetch import fetch
-from rollbook.api.dashboard.process_screens import settings_of
+from rollbook.api.dashboard.server_screens import settings_of
 from rollbook.logservice import messages
 from rollbook.logservice.ids import LogName, Offset, SegmentId
 from rollbook.logservice.log_config import LogConfig, WriterMode
-from rollbook.logservice.positions import AtOffset, BeforeTail, parse_position
+from rollbook.logservice.position_syntax import AtOffset, BeforeTail, parse_position
 from rollbook.proto.errors import QuorumTimeout, ServerUnreachable
 from rollbook.proto.quorum import Quorum
 
 if TYPE_CHECKING:
-    from rollbook.api.client.client import Client
+    from rollbook.api.client.async_client import Client
     from rollbook.logservice.core.record_block import Record
 
 Facts = dict[str, Any]
@@ -79,7 +79,7 @@ class LogServers:
                     "no log server is registered", next_step="start one: rollbook server log"
                 )
             # gRPC takes a while to load, and many users never look at a log.
-            await asyncio.to_thread(import_module, "rollbook.api.client.client")
+            await asyncio.to_thread(import_module, "rollbook.api.client.async_client")
             if (found := self._clients.get(token)) is None:
                 found = self._clients[token] = self._connected(addresses, token)
         self._clients.move_to_end(token)
@@ -88,7 +88,7 @@ class LogServers:
         return found
 
     def _connected(self, addresses: Sequence[str], token: str) -> "Client":
-        from rollbook.api.client.client import connect
+        from rollbook.api.client.async_client import connect
         from rollbook.api.client.config import LogClientConfig
 
         url = f"log{'+tls' if self._tls.uses_tls else ''}://{','.join(addresses)}"

@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError, Message
 
 from rollbook.api.access.authenticator import CALLER, AuthenticatedCaller, Authenticator, anybody
 from rollbook.api.access.authorized_service import AuthorizedService
-from rollbook.api.access.idempotent_producer_ids import with_own_key
+from rollbook.api.access.idempotency_keys import with_own_key
 from rollbook.api.grpc.append_stream import serve_append_stream
 from rollbook.api.grpc.protobuf_conversion import message_of
 from rollbook.api.grpc.record_framing import answer_message, event_bytes, unpack_request

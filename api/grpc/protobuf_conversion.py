@@ -33,7 +33,7 @@ from rollbook.api.grpc.status import detail_of, error_of
 from rollbook.logservice.ids import INT64_MAX, CursorName, LogName, parse_cursor_name
 from rollbook.logservice.log_config import ConfigValues
 from rollbook.logservice.messages import LogJournal, Records
-from rollbook.logservice.positions import Position, parse_position
+from rollbook.logservice.position_syntax import Position, parse_position
 from rollbook.proto.errors import InvalidRequest, RollbookError
 from rollbook.proto.v1 import admin_pb2, cluster_pb2, cursor_pb2, log_pb2
 from rollbook.proto.wire.varint import pack_varint

@@ -19,7 +19,7 @@ from rollbook.api.cli.recovery.switches import ask_for_audit, delay_of, rate_of,
 from rollbook.api.management.callback_admin import ClusterCallbacks
 from rollbook.api.management.cookies import CookieManagement
 from rollbook.api.management.ledgers import LedgerManagement
-from rollbook.api.management.operations import OperationManagement, bookie_ids_of
+from rollbook.api.management.long_running_operations import OperationManagement, bookie_ids_of
 from rollbook.api.management.store_calls import StoreCalls, StoreWatch
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.proto.cluster.lifecycle_nodes import LifecycleNodes, StoredLifecycle
@@ -38,7 +38,7 @@ from rollbook.recovery.callback_nodes import CallbackNodes
 from rollbook.recovery.cluster_event_watch import ClusterEventLog
 from rollbook.recovery.core.event_derivation import EventFilter, EventKind
 from rollbook.recovery.core.lifecycle import allowed_from
-from rollbook.recovery.process_status import PresenceNodes
+from rollbook.recovery.process_status_nodes import PresenceNodes
 
 Facts = dict[str, Any]
 

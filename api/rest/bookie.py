@@ -47,9 +47,9 @@ from rollbook.api.rest.bookie_models import (
     Suspended,
     TriggerGc,
 )
-from rollbook.api.rest.effective_settings import EffectiveSettings
+from rollbook.api.rest.effective_settings_models import EffectiveSettings
+from rollbook.api.rest.operation_registry import Facts, RunningOperations
 from rollbook.api.rest.problems import describe_problems
-from rollbook.api.rest.running_operations import Facts, RunningOperations
 from rollbook.api.rest.server import HttpConfig, HttpServer
 from rollbook.proto.errors import InvalidRequest, Missing, NoSuchLedger, Superseded, Unavailable
 from rollbook.proto.ids import LEDGER_ID_MAX

@@ -18,8 +18,8 @@ from rollbook.api.rest.cluster_models import (
     NewCallback,
     WantedCallback,
 )
+from rollbook.api.rest.operation_registry import Facts
 from rollbook.api.rest.problems import describe_problems
-from rollbook.api.rest.running_operations import Facts
 from rollbook.proto.errors import InvalidRequest, Missing, Overloaded
 
 CallbackId = Annotated[str, Path(min_length=1, max_length=100)]

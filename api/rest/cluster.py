@@ -41,9 +41,9 @@ from rollbook.api.rest.cluster_models import (
     WantedRate,
     WantedRecovery,
 )
-from rollbook.api.rest.effective_settings import EffectiveSettings
+from rollbook.api.rest.effective_settings_models import EffectiveSettings
+from rollbook.api.rest.operation_registry import Facts, Operation, RunningOperations
 from rollbook.api.rest.problems import describe_problems
-from rollbook.api.rest.running_operations import Facts, Operation, RunningOperations
 from rollbook.proto.errors import (
     DrainBlocked,
     DuplicateDiffers,

@@ -28,8 +28,8 @@ from rollbook.api.rest.cluster_models import (
     DeletedLedger,
     LedgerWithPlaces,
 )
+from rollbook.api.rest.operation_registry import Facts
 from rollbook.api.rest.problems import describe_problems
-from rollbook.api.rest.running_operations import Facts
 from rollbook.proto.errors import (
     InvalidRequest,
     NoSuchLedger,

@@ -15,7 +15,7 @@ from rollbook.api.rest import (
     log_records,
     log_segments,
     log_servers,
-    log_writers,
+    log_writer_epochs,
     metrics_and_settings,
 )
 from rollbook.api.rest.app_factory import new_app
@@ -100,7 +100,7 @@ def make_app(
     _add_probes(app, is_ready)
     add_index(app, dashboard, asks_for_tokens=asks_for_tokens)
     app.state.routing = routing
-    for each in (log_records, log_admin, log_writers, log_cursors, log_segments, log_servers):
+    for each in (log_records, log_admin, log_writer_epochs, log_cursors, log_segments, log_servers):
         app.include_router(each.routes)
     if shown is not None:
         app.state.metrics_page = shown

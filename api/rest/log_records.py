@@ -59,7 +59,7 @@ from rollbook.logservice.ids import (
     parse_uid,
 )
 from rollbook.logservice.log_config import BATCH_BYTES_CEILING
-from rollbook.logservice.positions import AtOffset, AtTime
+from rollbook.logservice.position_syntax import AtOffset, AtTime
 from rollbook.proto.errors import BeyondTail, InvalidRequest, QuorumTimeout
 
 LOG: Final = "/v1/namespaces/{namespace}/logs/{log:before_verb}"

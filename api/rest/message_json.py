@@ -24,7 +24,7 @@ from types import UnionType
 from typing import Any, Final, Union, get_args, get_origin, get_type_hints
 
 from rollbook.logservice.ids import INT64_MAX, CursorName, LogName, parse_cursor_name
-from rollbook.logservice.positions import Position, parse_position
+from rollbook.logservice.position_syntax import Position, parse_position
 from rollbook.proto.errors import InvalidRequest
 
 Convert = Callable[[Any], Any]

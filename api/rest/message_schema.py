@@ -10,7 +10,7 @@ from typing import Any, Final, get_args, get_origin, get_type_hints
 from rollbook.api.rest.message_json import Json, bare, has_default, json_key
 from rollbook.logservice.ids import CursorName, LogName
 from rollbook.logservice.messages import LogJournal
-from rollbook.logservice.positions import Position
+from rollbook.logservice.position_syntax import Position
 
 # Published names of messages, where they differ from their classes' names.
 _TITLES: Final[dict[type, str]] = {LogJournal: "Journal"}

@@ -7,7 +7,7 @@ from typing import Annotated, Final
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import PlainTextResponse
 
-from rollbook.api.rest.effective_settings import EffectiveSettings
+from rollbook.api.rest.effective_settings_models import EffectiveSettings
 from rollbook.api.rest.openapi_route_schemas import ANYWHERE, described
 from rollbook.api.rest.problems import describe_problems
 from rollbook.api.rest.route_parameters import How, Routing

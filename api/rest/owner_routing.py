@@ -26,7 +26,7 @@ from rollbook.logservice.messages import (
     Progress,
     ReadStream,
 )
-from rollbook.logservice.positions import AtOffset, Earliest, Position
+from rollbook.logservice.position_syntax import AtOffset, Earliest, Position
 from rollbook.proto.errors import InvalidRequest, NotOwner, RollbookError
 from rollbook.proto.tasks import stop_tasks
 

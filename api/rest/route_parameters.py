@@ -7,7 +7,7 @@ from typing import Annotated, Final
 from fastapi import Depends, Header, Path, Query, Request
 
 from rollbook.api.access.authenticator import CALLER
-from rollbook.api.access.idempotent_producer_ids import once
+from rollbook.api.access.idempotency_keys import once
 from rollbook.api.rest.owner_routing import (
     TIMEOUT_MS,
     TIMEOUT_MS_MAX,
@@ -29,7 +29,7 @@ from rollbook.logservice.ids import (
     parse_uid,
 )
 from rollbook.logservice.messages import NO_CURSOR, Condition
-from rollbook.logservice.positions import Position, parse_position
+from rollbook.logservice.position_syntax import Position, parse_position
 from rollbook.proto.errors import InvalidRequest
 
 _PAGE_MAX: Final = 10_000

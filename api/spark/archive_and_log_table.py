@@ -9,7 +9,6 @@ from pyspark.sql.types import StructType
 
 from rollbook.api.spark.archive_folder import Archive
 from rollbook.api.spark.batch import BatchReader
-from rollbook.api.spark.columns import schema_of
 from rollbook.api.spark.core.archive import Chain
 from rollbook.api.spark.core.archive_seam import Clip, Parts, divide, is_overtaken
 from rollbook.api.spark.core.options import SourceOptions, StartPositions, source_options, values_of
@@ -19,8 +18,9 @@ from rollbook.api.spark.failures import shown_in_spark
 from rollbook.api.spark.log_bounds import require_some
 from rollbook.api.spark.parquet_output import ARCHIVED
 from rollbook.api.spark.shared_client import channel_of
+from rollbook.api.spark.source_schema import schema_of
 from rollbook.api.spark.tails import SelectionTails
-from rollbook.logservice.positions import AtOffset, AtTime, Earliest, Latest, Position
+from rollbook.logservice.position_syntax import AtOffset, AtTime, Earliest, Latest, Position
 from rollbook.proto.errors import BadConfig
 
 # The number of attempts to read manifests, if logs are truncated at the same time.

@@ -12,7 +12,7 @@ from pyspark.sql.types import StructType
 from rollbook.api.spark.core.options import ServerAccess, SourceOptions, StartPositions
 from rollbook.api.spark.core.plan import MeasuredSegment, Span, Task, split
 from rollbook.api.spark.failures import shown_in_spark
-from rollbook.logservice.positions import Earliest
+from rollbook.logservice.position_syntax import Earliest
 
 if TYPE_CHECKING:
     from rollbook.api.spark.log_bounds import Logs

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Final
 
 from rollbook.api.client.sync import SyncLog
-from rollbook.api.spark.core.batch_replay import LastBatch, WrittenBlock, cut, rows_written
+from rollbook.api.spark.core.exactly_once import LastBatch, WrittenBlock, cut, rows_written
 from rollbook.api.spark.rows_to_blocks import ArrowRows
 from rollbook.api.spark.shared_client import ServerChannel
 from rollbook.logservice import messages

@@ -22,7 +22,7 @@ from rollbook.api.spark.core.stream_offsets import (
 from rollbook.api.spark.shared_client import ServerChannel
 from rollbook.logservice import messages
 from rollbook.logservice.ids import LogName, Offset
-from rollbook.logservice.positions import AtOffset
+from rollbook.logservice.position_syntax import AtOffset
 from rollbook.proto.errors import (
     LogDataLoss,
     LogDeleted,

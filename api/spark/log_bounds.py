@@ -10,7 +10,7 @@ from rollbook.api.spark.core.stream_offsets import TOLERATE, TailPoint
 from rollbook.api.spark.shared_client import ServerChannel
 from rollbook.logservice import messages
 from rollbook.logservice.ids import FIRST_SEGMENT, LogName, SegmentId
-from rollbook.logservice.positions import AtOffset, Earliest, Latest, Position
+from rollbook.logservice.position_syntax import AtOffset, Earliest, Latest, Position
 from rollbook.proto.errors import BeyondTail, LogDataLoss, NoSuchLog
 
 _SEGMENTS_S: Final = 60.0  # Seconds for which the mean sizes of segments are reused.

@@ -17,11 +17,11 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from rollbook.api.spark.archive_folder import unwritable
 from rollbook.api.spark.arrow import Batches, Slice
-from rollbook.api.spark.columns import schema_of
 from rollbook.api.spark.core.plan import Span
 from rollbook.api.spark.fetch import slices_of
-from rollbook.api.spark.scan_rows import RecordOrder, facts_row, record_rows
+from rollbook.api.spark.scan_result_rows import RecordOrder, facts_row, record_rows
 from rollbook.api.spark.shared_client import ServerChannel
+from rollbook.api.spark.source_schema import schema_of
 from rollbook.proto.errors import LogDataLoss
 
 ARCHIVED: Final = ("offset", "timestamp", "key", "value", "event_time", "headers", "writer_epoch")

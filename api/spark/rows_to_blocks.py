@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import BinaryType, StringType, StructType, TimestampType
 
-from rollbook.api.spark.columns import HEADERS, shape_of
+from rollbook.api.spark.source_schema import HEADERS, shape_of
 from rollbook.logservice.core.record_block import Codec, Section, pack_sections
 from rollbook.logservice.ids import LogName, ProducerRef
 from rollbook.proto.errors import BadConfig, InvalidRequest

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
-from rollbook.api.client.client import DEFAULTS
+from rollbook.api.client.async_client import DEFAULTS
 from rollbook.api.client.core.retries_and_outcomes import may_retry
 from rollbook.api.client.sync import SyncClient, connect
 from rollbook.api.spark.core.options import ServerAccess

@@ -14,10 +14,10 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from rollbook.api.spark.batch import BatchReader, spans_of
-from rollbook.api.spark.columns import check_schema, schema_of
 from rollbook.api.spark.core.options import SourceOptions, sink_options, source_options, values_of
 from rollbook.api.spark.core.plan import Span
 from rollbook.api.spark.failures import RollbookFailure, shown_in_spark
+from rollbook.api.spark.source_schema import check_schema, schema_of
 from rollbook.api.spark.stream import StreamReader
 from rollbook.proto.errors import BadConfig
 

@@ -33,7 +33,7 @@ from rollbook.api.spark.core.stream_offsets import (
     unpack,
 )
 from rollbook.api.spark.failures import shown_in_spark
-from rollbook.logservice.positions import Latest
+from rollbook.logservice.position_syntax import Latest
 from rollbook.proto.errors import RollbookError
 
 if TYPE_CHECKING:

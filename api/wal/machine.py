@@ -27,7 +27,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Final, Protocol, Self, TypeVar
 
-from rollbook.api.client.client import Client
+from rollbook.api.client.async_client import Client
 from rollbook.api.client.core.retries_and_outcomes import again
 from rollbook.api.client.log import Log
 from rollbook.api.client.reader import RecordBatch
@@ -35,7 +35,7 @@ from rollbook.api.client.retry_pauses import Pauses
 from rollbook.api.wal.core.applied_records import Replica
 from rollbook.api.wal.core.snapshot_pointer import SUFFIX, is_due
 from rollbook.api.wal.exclusive_writer import LEASE_S, ExclusiveWriter, is_passing
-from rollbook.api.wal.shared_barrier import SharedBarrier
+from rollbook.api.wal.shared_tail_request import SharedBarrier
 from rollbook.api.wal.snapshots import Snapshots
 from rollbook.api.wal.term import Term
 from rollbook.logservice import messages

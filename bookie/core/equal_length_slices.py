@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Final
 
-from rollbook.proto.wire.array_from_range import array_of
+from rollbook.proto.arange import array_of
 
 _COUNT_MIN: Final = 16  # A smaller number of entries is cut faster one by one.
 _SHAPES_MAX: Final = 32  # Cached struct formats; each takes up to 32 bytes for each entry.

@@ -15,8 +15,8 @@ from itertools import accumulate, pairwise, starmap
 from operator import lt
 from typing import Final, NamedTuple, TypeAlias
 
+from rollbook.proto.arange import array_of
 from rollbook.proto.ids import NO_ENTRY
-from rollbook.proto.wire.array_from_range import array_of
 
 IntArray: TypeAlias = "array[int]"
 

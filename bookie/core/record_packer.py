@@ -22,8 +22,8 @@ from rollbook.bookie.core.record_format import (
     pack_record,
     pack_rows,
 )
+from rollbook.proto.arange import array_of
 from rollbook.proto.wire.adds import AddGroup
-from rollbook.proto.wire.array_from_range import array_of
 
 _RECORD_BYTES: Final = 64 * 1024
 _ROW_BYTES: Final = 24

@@ -11,7 +11,7 @@ durable in order. A damaged or missing record is
 A start therefore does two things before it writes anything else:
 
 - It cuts the torn tail off: it overwrites the tail with an END record in a journal (`store_opening.py`), and
-  with zeros in the catalog, which continues in the same file (`catalog.py`).
+  with zeros in the catalog, which continues in the same file (`catalog_files.py`).
 - It writes everything from `unproven_at` on again and syncs it, because these bytes may so far be
   in the system's memory alone (`journal_reading.write_again`). Nothing may depend on these bytes
   before the sync.

@@ -17,7 +17,7 @@ are alive and take logs. A suggested server that refuses connections is skipped.
 suggested responds `NotOwner` with the suggested server's address.
 
 These rules only avoid needless take-overs. Two servers that both believe that they own a log fence each other, and
-the log's ledger list decides (SV1). `peer_refusals.py` decides when a server counts as refusing connections,
+the log's ledger list decides (SV1). `peer_failure_detector.py` decides when a server counts as refusing connections,
 `takeover_backoff.py` for how long a log is left alone; `takeover_segments.py` decides which segments a new owner
 keeps.
 """

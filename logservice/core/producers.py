@@ -28,7 +28,7 @@ records that the producer has appended, and the offset of the last one (LS15). T
 were used last. When all named producers together have too many batches, those unused the longest keep only
 their newest one.
 
-If all logs of a server exceed its memory for producers, it forgets producers sooner (`producer_memory.py`).
+If all logs of a server exceed its memory for producers, it forgets producers sooner (`producer_memory_budget.py`).
 The next owner may still know such a producer from an older snapshot, and then recognises it.
 
 The format in a snapshot, little-endian. Unnamed producers come first; in each kind, those unused the
@@ -52,8 +52,8 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Final, NamedTuple, Self
 
+from rollbook.logservice.core.age_without_downtime import NO_GAPS
 from rollbook.logservice.core.control_blocks import NO_LEDGER, ProducerBegun
-from rollbook.logservice.core.downtime_gaps import NO_GAPS
 from rollbook.logservice.ids import (
     NAMED_EPOCH_MIN,
     PRODUCER_EPOCH_MAX,

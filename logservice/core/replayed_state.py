@@ -15,13 +15,14 @@ version 2.
 
 The following is stored beside a snapshot, little-endian. Older releases neither write nor read it:
 
-    i64 owner epoch of the newest block · the times without an owner (`downtime_gaps.py`)
+    i64 owner epoch of the newest block · the times without an owner (`age_without_downtime.py`)
     how many records each producer has appended (`producers.py`)
 """
 
 import struct
 from typing import Final, Self
 
+from rollbook.logservice.core.age_without_downtime import LivedTime
 from rollbook.logservice.core.control_blocks import (
     Follows,
     ProducerBegun,
@@ -31,7 +32,6 @@ from rollbook.logservice.core.control_blocks import (
     WriterReleased,
     unpack_control,
 )
-from rollbook.logservice.core.downtime_gaps import LivedTime
 from rollbook.logservice.core.producers import AppendedBatch, Producers
 from rollbook.logservice.core.record_block import Block
 from rollbook.logservice.ids import FIRST_OFFSET, NO_WRITER_YET, Offset, OwnerEpoch, WriterEpoch

@@ -14,7 +14,7 @@ state. Its records expire nevertheless; its ledger is deleted after an owner has
 from dataclasses import dataclass
 from typing import Final
 
-from rollbook.logservice.core.downtime_gaps import NO_GAPS, LivedTime
+from rollbook.logservice.core.age_without_downtime import NO_GAPS, LivedTime
 from rollbook.logservice.core.ledger_list import LedgerList, ListedLogState, Segment
 from rollbook.logservice.ids import Offset
 from rollbook.logservice.log_config import LogConfig

@@ -1,6 +1,6 @@
 """Decides for how long a log is left alone after it was taken from a server that others still believe to be alive.
 
-If a server refuses connections for half a second, its logs are taken over (`peer_refusals.py`). This is safe at
+If a server refuses connections for half a second, its logs are taken over (`peer_failure_detector.py`). This is safe at
 any time, since a take-over fences the old owner. But it is disruptive if a server is alive and reports a wrong
 address: every other server would take its logs again and again, and logs would move back and forth for ever. So
 after such a take-over the log is left alone for 5 s, doubling to 5 min. This bounds the cost of a wrong address

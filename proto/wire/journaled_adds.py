@@ -17,9 +17,9 @@ from itertools import chain, count, islice
 from operator import itemgetter
 from typing import Final, NamedTuple, TypeAlias
 
+from rollbook.proto.arange import array_of
 from rollbook.proto.wire import v2_layout, v3_layout
 from rollbook.proto.wire.adds import count_run
-from rollbook.proto.wire.array_from_range import array_of
 from rollbook.proto.wire.digest import (
     ENTRY_ID_AT,
     LAC_AT,

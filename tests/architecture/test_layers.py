@@ -20,8 +20,8 @@ COMPOSITION_ROOTS = {
     "api/cli/server/recovery.py",  # A bookie's process may run it, too.
     # Commands about the directories of a bookie.
     "api/cli/server/bookie_settings.py",
-    "api/cli/bookie/init_and_format.py",
-    "api/cli/bookie/connection.py",
+    "api/cli/bookie/setup_and_repair.py",
+    "api/cli/bookie/target.py",
     "api/cli/bookie/inspection.py",
 }
 # Modules that a core may import besides `rollbook.proto`. None of them touches the machine.

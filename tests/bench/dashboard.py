@@ -24,7 +24,7 @@ from rollbook.api.dashboard import parts
 from rollbook.api.dashboard.app import Dashboard
 from rollbook.api.dashboard.core.samples import Samples
 from rollbook.api.dashboard.page_dependencies import PageSources
-from rollbook.api.rest.running_operations import RunningOperations
+from rollbook.api.rest.operation_registry import RunningOperations
 from tests.bench import Figure, judged
 from tests.support.dev import running_dev
 from tests.unit.api.dashboard.fake_logs import FakeLogs

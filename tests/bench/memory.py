@@ -29,7 +29,7 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
-from rollbook.logservice.core.producer_memory import ProducerMemory
+from rollbook.logservice.core.producer_memory_budget import ProducerMemory
 from rollbook.logservice.core.producers import AppendedBatch as ProducerBatch
 from rollbook.logservice.core.producers import Producers
 from rollbook.logservice.ids import Offset, ProducerRef

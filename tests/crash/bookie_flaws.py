@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Final
 from unittest import mock
 
-from rollbook.bookie import catalog, checkpoint, store_opening
+from rollbook.bookie import catalog_files, checkpoint, store_opening
 from rollbook.bookie.core.catalog_records import ReplayStart
 from rollbook.bookie.core.fencing import Ledger
 from rollbook.bookie.journal import Journal, OnDone
@@ -81,7 +81,7 @@ def only_syncs_what_it_read() -> None:
         await file.sync()
 
     _patch(store_opening, "write_again", sync)
-    _patch(catalog, "write_again", sync)
+    _patch(catalog_files, "write_again", sync)
 
 
 def takes_failed_syncs_for_good() -> None:

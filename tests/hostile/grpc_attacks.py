@@ -16,7 +16,7 @@ from typing import Final
 from rollbook.api.grpc.protobuf_conversion import pack
 from rollbook.api.rpc_methods import METHODS, READ_STREAM
 from rollbook.logservice import messages
-from rollbook.logservice.positions import Earliest
+from rollbook.logservice.position_syntax import Earliest
 from rollbook.proto.ports import Address
 from rollbook.proto.runtime.tls import client_context
 from tests.hostile.attacks import Attack, End, keep_coming

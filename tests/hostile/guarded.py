@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from rollbook.api.access.core.access_file import digest_of
-from rollbook.api.client.client import Client, connect
+from rollbook.api.client.async_client import Client, connect
 from rollbook.logservice.ids import LogName
 from rollbook.proto.ports import Address
 from rollbook.proto.runtime.tls import TlsFiles, client_context

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rollbook.api.client.client import connect
+from rollbook.api.client.async_client import connect
 from rollbook.logservice.core.record_block import pack_block
 from rollbook.logservice.ids import LogName, ProducerRef
 from rollbook.logservice.log_config import LogConfig

@@ -1,7 +1,7 @@
 """Followers of a log get each record once, also when they change servers."""
 
 from rollbook.logservice.messages import CaughtUp, Moving, Progress, ReadStream, Records
-from rollbook.logservice.positions import Earliest
+from rollbook.logservice.position_syntax import Earliest
 from tests.regressions.defects import defect
 from tests.unit.logservice.owner_scene import Scene, play
 from tests.unit.logservice.service_scene import log_suggested_to, make_log, start_all

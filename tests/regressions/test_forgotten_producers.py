@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rollbook.api.client.client import Client, connect
+from rollbook.api.client.async_client import Client, connect
 from rollbook.api.wal.aio import ExclusiveWriter, StateMachine
 from rollbook.logservice.core.record_block import pack_block
 from rollbook.logservice.ids import LogName, ProducerRef

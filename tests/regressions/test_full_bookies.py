@@ -6,7 +6,7 @@ from pathlib import Path
 from rollbook.logservice import messages
 from rollbook.logservice.core.record_block import pack_block
 from rollbook.logservice.ids import LogName
-from rollbook.logservice.positions import Latest
+from rollbook.logservice.position_syntax import Latest
 from rollbook.proto.errors import NoSuchLedger, RollbookError
 from tests.regressions.defects import defect
 from tests.support.log_cluster import LogCluster, RunningServer

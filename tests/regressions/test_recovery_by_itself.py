@@ -17,7 +17,7 @@ import pytest
 from rollbook.ledger.open_client import connect
 from rollbook.proto.ids import BookieId, EntryId, LedgerId
 from rollbook.proto.wire.digest import DigestType, Entry, LedgerDigest, ledger_key
-from rollbook.recovery.entry_restorer import Restorer
+from rollbook.recovery.recovery_adds import Restorer
 from tests.regressions.defects import defect
 from tests.support import bookies, processes
 from tests.support.ledger_cluster import ProcessCluster

@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from rollbook.api.access.core.access_file import digest_of
-from rollbook.api.client.client import DEFAULTS
+from rollbook.api.client.async_client import DEFAULTS
 from rollbook.api.client.sync import SyncClient, connect
 from rollbook.api.rpc_methods import BY_REQUEST
 from rollbook.logservice import messages

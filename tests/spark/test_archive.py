@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from rollbook.api.spark.core import provenance
+from rollbook.api.spark.core import mirror_origin
 from rollbook.api.spark.core.archive import (
     ArchiveFile,
     Chain,
@@ -222,11 +222,14 @@ def test_an_audit_compares_a_mirror_with_its_source() -> None:
 
 
 def test_headers_name_the_origin_of_a_mirrored_record() -> None:
-    headers = {provenance.LOG: provenance.as_text(LOG, "u1").encode(), provenance.OFFSET: b"42"}
-    assert provenance.origin_of(headers) == provenance.RecordOrigin(LOG, "u1", 42)
+    headers = {
+        mirror_origin.LOG: mirror_origin.as_text(LOG, "u1").encode(),
+        mirror_origin.OFFSET: b"42",
+    }
+    assert mirror_origin.origin_of(headers) == mirror_origin.RecordOrigin(LOG, "u1", 42)
     for wrong in (
         {},
-        {provenance.LOG: b"no uid", provenance.OFFSET: b"1"},
-        headers | {provenance.OFFSET: b"x"},
+        {mirror_origin.LOG: b"no uid", mirror_origin.OFFSET: b"1"},
+        headers | {mirror_origin.OFFSET: b"x"},
     ):
-        assert provenance.origin_of(wrong) is None
+        assert mirror_origin.origin_of(wrong) is None

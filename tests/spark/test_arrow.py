@@ -8,8 +8,8 @@ import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from rollbook.api.spark.arrow import BYTES_ALONE, ROWS_ALONE, Batches, Slice
-from rollbook.api.spark.columns import schema_of
 from rollbook.api.spark.core.options import COLUMNS, ON_DEMAND
+from rollbook.api.spark.source_schema import schema_of
 from rollbook.logservice.core.record_block import Block, Codec, pack_block, stamped
 
 EVERY = (*COLUMNS, *ON_DEMAND)

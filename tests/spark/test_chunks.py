@@ -6,7 +6,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from rollbook.api.spark.core.batch_replay import LastBatch, WrittenBlock, cut, rows_written
+from rollbook.api.spark.core.exactly_once import LastBatch, WrittenBlock, cut, rows_written
 from rollbook.api.spark.rows_to_blocks import SCHEMA, ArrowRows, by_log
 from rollbook.logservice.core.record_block import HEADER_BYTES, Block, Codec, Limits, check_block
 from rollbook.logservice.ids import ProducerRef

@@ -16,7 +16,7 @@ from rollbook.api.spark.core.options import (
 from rollbook.api.spark.pipelines.connection import selection_of
 from rollbook.api.spark.tails import namespace_of
 from rollbook.logservice.ids import Offset
-from rollbook.logservice.positions import Ago, AtOffset, AtTime, Earliest, Latest
+from rollbook.logservice.position_syntax import Ago, AtOffset, AtTime, Earliest, Latest
 from rollbook.proto.errors import BadConfig
 
 GIVEN = {"endpoint": "log://a:7400", "log": "orders"}

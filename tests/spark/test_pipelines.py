@@ -8,12 +8,12 @@ import pytest
 from rollbook.api import spark as rollbook_spark
 from rollbook.api.client.sync import SyncClient
 from rollbook.api.spark.archive_folder import Archive
-from rollbook.api.spark.core import provenance
+from rollbook.api.spark.core import mirror_origin
 from rollbook.api.spark.pipelines.audit import audit, audit_mirror
 from rollbook.api.spark.pipelines.connection import Way, selection_of
 from rollbook.api.spark.pipelines.export import ExportOptions, export
+from rollbook.api.spark.pipelines.job_report import Report
 from rollbook.api.spark.pipelines.mirror import mirror
-from rollbook.api.spark.pipelines.report import Report
 from rollbook.proto.errors import ArchiveUnwritable
 from tests.regressions.lone_server import Site
 from tests.spark.pipes import hash_of
@@ -64,15 +64,15 @@ def test_mirror_has_each_record_once_with_its_origin(
     log, copy = client.open(name, create=True), client.open(f"{name}-copy", create=True)
     way, names = Way({"endpoint": site.url}), (f"default/{name}", f"default/{name}-copy")
     log.append_many([b"v%d" % n for n in range(30)], keys=[b"k", None] * 15)
-    said = {provenance.LOG: provenance.as_text(names[0], log.uid).encode()}
-    copy.append(b"v0", key=b"k", headers=said | {provenance.OFFSET: b"0"})
+    said = {mirror_origin.LOG: mirror_origin.as_text(names[0], log.uid).encode()}
+    copy.append(b"v0", key=b"k", headers=said | {mirror_origin.OFFSET: b"0"})
     log.append(b"new", headers={"h": b"1"}, event_time_us=5)
     mirror(spark, way, way, *names, str(tmp_path / "new"), Report("mirror"), lambda *_: None)
     log.append(b"later")
     found = list(copy.read())
     assert [each.value for each in found] == [*(b"v%d" % n for n in range(30)), b"new"]
-    origin = provenance.origin_of(dict(found[-1].headers))
-    assert origin == provenance.RecordOrigin(f"default/{name}", log.uid, 30)
+    origin = mirror_origin.origin_of(dict(found[-1].headers))
+    assert origin == mirror_origin.RecordOrigin(f"default/{name}", log.uid, 30)
     assert (found[-1].headers["h"], found[-1].event_time_us) == (b"1", 5)
     looked = Report("audit")
     audit_mirror(spark, way, way, *names, looked, lambda *_: None)

@@ -7,10 +7,10 @@ import pytest
 
 from rollbook.api.client.sync import SyncClient
 from rollbook.api.spark import exactly_once_append
-from rollbook.api.spark.core import provenance
+from rollbook.api.spark.core import mirror_origin
 from rollbook.api.spark.core.options import SplitLimits
+from rollbook.api.spark.pipelines.job_report import Report
 from rollbook.api.spark.pipelines.mirror import start_of
-from rollbook.api.spark.pipelines.report import Report
 from rollbook.api.spark.pipelines.restore import restore
 from rollbook.proto.errors import ArchiveDamaged, MirrorHeld, NoSuchArchive, NoSuchLog
 from tests.regressions.lone_server import Site
@@ -109,13 +109,16 @@ def test_mirror_starts_after_the_origin_of_its_last_record(
     source, copy = f"default/{name}", f"default/{name}-copy"
     log, target = client.open(name), client.open(copy, create=True)
     assert start_of(pipes.way, pipes.way, source, copy) == (log.uid, 0)
-    said = {provenance.LOG: provenance.as_text(source, log.uid).encode(), provenance.OFFSET: b"41"}
+    said = {
+        mirror_origin.LOG: mirror_origin.as_text(source, log.uid).encode(),
+        mirror_origin.OFFSET: b"41",
+    }
     target.append(b"v41", headers=said)
     assert start_of(pipes.way, pipes.way, source, copy) == (log.uid, 42)
     target.truncate(1)  # As by retention: no record has an origin any more.
     with pytest.raises(MirrorHeld, match=f"all 1 records of {copy} were truncated"):
         start_of(pipes.way, pipes.way, source, copy)
-    for headers in ({}, said | {provenance.LOG: provenance.as_text(source, "gone").encode()}):
+    for headers in ({}, said | {mirror_origin.LOG: mirror_origin.as_text(source, "gone").encode()}):
         target.append(b"other", headers=headers)
         with pytest.raises(MirrorHeld, match=f"do not come from {source}"):
             start_of(pipes.way, pipes.way, source, copy)

@@ -16,8 +16,8 @@ from pyspark.sql.types import (
 from rollbook.api.client.log import Log
 from rollbook.api.client.sync import SyncClient, SyncLog
 from rollbook.api.spark import exactly_once_append
-from rollbook.api.spark.columns import HEADERS
 from rollbook.api.spark.failures import RollbookFailure
+from rollbook.api.spark.source_schema import HEADERS
 from rollbook.logservice.ids import ProducerRef
 from rollbook.logservice.log_config import LogConfig
 from rollbook.logservice.messages import AppendAck

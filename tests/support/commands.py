@@ -31,7 +31,7 @@ _PRELOADED: Final = (
     "rollbook.api.cli.recovery.heal_bookie",
     "rollbook.proto.runtime.metastore.embedded_owner",
     "rollbook.api.cli.log.actions",
-    "rollbook.api.client.client",
+    "rollbook.api.client.async_client",
 )
 
 

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import click
 
+from rollbook.api.access.access_file_permissions import require_own
 from rollbook.api.access.core.access_file import (
     SECTION,
     Principal,
@@ -21,7 +22,6 @@ from rollbook.api.access.core.access_file import (
     digest_of,
     parse_principals,
 )
-from rollbook.api.access.file_permissions import require_own
 from rollbook.api.cli.access.access_file_edit import locked, parted, replace_file, rewrite
 from rollbook.api.cli.confirm import ask_whether
 from rollbook.api.cli.output import tell_rows, time_of

@@ -17,7 +17,7 @@ from rollbook.api.cli.log.actions import (
 )
 from rollbook.api.cli.log.connection import LogAccess
 from rollbook.api.cli.output import tell_rows
-from rollbook.api.client.client import Client
+from rollbook.api.client.async_client import Client
 from rollbook.api.did_you_mean import SHOWN, did_you_mean
 from rollbook.logservice import messages
 from rollbook.logservice.ids import LogName

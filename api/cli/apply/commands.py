@@ -44,6 +44,6 @@ def group(access: "LogAccess", **how: Any) -> None:
     The value "none" removes a retention limit. Logs and settings that are not in the file stay unchanged.
     `-o raw` prints the names of the logs that were created or changed.
     """
-    from rollbook.api.cli.apply import actions as apply_work
+    from rollbook.api.cli.apply import actions
 
-    apply_work.apply(access, **how)
+    actions.apply(access, **how)

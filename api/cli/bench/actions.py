@@ -23,7 +23,7 @@ from rollbook.api.cli.latencies import new_latencies, percentiles
 from rollbook.api.cli.log.connection import LogAccess
 from rollbook.api.cli.output import tell
 from rollbook.api.cli.progress_bars import bar
-from rollbook.api.client.client import DEFAULTS, Client
+from rollbook.api.client.async_client import DEFAULTS, Client
 from rollbook.api.client.log import Log
 from rollbook.api.client.reader import RecordBatch
 from rollbook.logservice.messages import CaughtUp

@@ -99,9 +99,9 @@ def append(access: "LogAccess", **how: Any) -> None:
     one record in a thousand is timed, or more if there are few. A percentile needs enough timed records: p99 a
     hundred, p999 a thousand.
     """
-    from rollbook.api.cli.bench import actions as bench_work
+    from rollbook.api.cli.bench import actions
 
-    bench_work.measure_appends(access, **how)
+    actions.measure_appends(access, **how)
 
 
 @group.command(
@@ -135,9 +135,9 @@ def read(access: "LogAccess", **how: Any) -> None:
 
     Latency is the time that a reader waits for its next batch.
     """
-    from rollbook.api.cli.bench import actions as bench_work
+    from rollbook.api.cli.bench import actions
 
-    bench_work.measure_reads(access, **how)
+    actions.measure_reads(access, **how)
 
 
 @group.command(
@@ -158,6 +158,6 @@ def tail(access: "LogAccess", **how: Any) -> None:
     The command appends at a steady rate. Latency is measured from the time when the record was due to be appended
     until the log's reader has received it.
     """
-    from rollbook.api.cli.bench import actions as bench_work
+    from rollbook.api.cli.bench import actions
 
-    bench_work.measure_tails(access, **how)
+    actions.measure_tails(access, **how)

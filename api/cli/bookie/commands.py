@@ -43,8 +43,8 @@ _PLACES: Final = {
     name: LazyCommand(f"rollbook.api.cli.bookie.{module}", *place)
     for module, places in (
         ("inspection", {name: (name, what) for name, what in _INSPECT.items()}),
-        ("maintenance", {name: (name, what) for name, what in _MAINTAIN.items()}),
-        ("init_and_format", _IDENTITY),
+        ("gc_and_scrub", {name: (name, what) for name, what in _MAINTAIN.items()}),
+        ("setup_and_repair", _IDENTITY),
         ("decommission", _LIFECYCLE),
     )
     for name, place in places.items()

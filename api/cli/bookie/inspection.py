@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from rollbook.api.cli.bookie.connection import (
+from rollbook.api.cli.bookie.target import (
     API_PATH,
     Where,
     any_bookie,

@@ -10,7 +10,7 @@ from typing import Any
 
 from rollbook.api.cli.cluster.health import check_reachable, new_logs_with
 from rollbook.api.cli.log.connection import LogAccess
-from rollbook.api.client.client import Client
+from rollbook.api.client.async_client import Client
 from rollbook.logservice import messages
 from rollbook.proto.quorum import Quorum
 

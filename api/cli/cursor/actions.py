@@ -6,10 +6,10 @@ from typing import Any, Final
 from rollbook.api.cli.confirm import ask_whether
 from rollbook.api.cli.log.connection import LogAccess
 from rollbook.api.cli.output import tell, tell_rows, time_of
-from rollbook.api.client.client import Client
+from rollbook.api.client.async_client import Client
 from rollbook.logservice import messages
 from rollbook.logservice.ids import LogName, parse_cursor_name
-from rollbook.logservice.positions import parse_position
+from rollbook.logservice.position_syntax import parse_position
 from rollbook.proto.errors import CursorAhead
 
 _COLUMNS: Final = ("name", "offset", "lag", "is_protected", "version", "updated")

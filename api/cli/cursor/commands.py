@@ -47,9 +47,9 @@ def group() -> None:
 @list_output_option
 def ls(access: "LogAccess", **how: Any) -> None:
     """List the cursors of a log, or of all logs. The lag is in records. `-o raw` prints the names of the cursors."""
-    from rollbook.api.cli.cursor import actions as cursor_work
+    from rollbook.api.cli.cursor import actions
 
-    cursor_work.list_cursors(access, **how)
+    actions.list_cursors(access, **how)
 
 
 @group.command(
@@ -65,9 +65,9 @@ def ls(access: "LogAccess", **how: Any) -> None:
 @bare_output_option
 def show(access: "LogAccess", **how: Any) -> None:
     """Show one cursor. `-o raw` prints its offset."""
-    from rollbook.api.cli.cursor import actions as cursor_work
+    from rollbook.api.cli.cursor import actions
 
-    cursor_work.show_cursor(access, **how)
+    actions.show_cursor(access, **how)
 
 
 @group.command(
@@ -99,9 +99,9 @@ def show(access: "LogAccess", **how: Any) -> None:
 @bare_output_option
 def move(access: "LogAccess", **how: Any) -> None:
     """Create or move a cursor. `-o raw` prints its offset."""
-    from rollbook.api.cli.cursor import actions as cursor_work
+    from rollbook.api.cli.cursor import actions
 
-    cursor_work.move_cursor(access, **how)
+    actions.move_cursor(access, **how)
 
 
 @group.command(
@@ -118,6 +118,6 @@ def move(access: "LogAccess", **how: Any) -> None:
 @bare_output_option
 def rm(access: "LogAccess", **how: Any) -> None:
     """Remove a cursor. The cursor then no longer protects records from truncation."""
-    from rollbook.api.cli.cursor import actions as cursor_work
+    from rollbook.api.cli.cursor import actions
 
-    cursor_work.remove_cursor(access, **how)
+    actions.remove_cursor(access, **how)

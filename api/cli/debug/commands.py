@@ -1,4 +1,4 @@
-"""`rollbook debug`: collects diagnostics for support. The action is in `actions.py`."""
+"""`rollbook debug`: collects diagnostics for support. The action is in `bundle.py`."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +54,6 @@ def bundle(access: "LogAccess", **how: Any) -> None:
     metadata is available, it also has the metrics of bookies and log servers. The file lists unavailable facts
     with their reasons; the command does not fail because of them.
     """
-    from rollbook.api.cli.debug import actions as debug_work
+    from rollbook.api.cli.debug import bundle
 
-    debug_work.bundle(access, **how)
+    bundle.bundle(access, **how)

@@ -19,7 +19,7 @@ import click
 from rollbook.api.cli.demo.checking_clients import Appending, check, make_records, require
 from rollbook.api.cli.demo.cluster import LOG_SERVERS, DemoCluster, demo_cluster
 from rollbook.api.cli.latencies import percentiles
-from rollbook.api.client.client import Client, connect
+from rollbook.api.client.async_client import Client, connect
 from rollbook.api.client.config import LogClientConfig
 from rollbook.api.client.log import Log
 from rollbook.ledger.core.copy_comparison import CopyState

@@ -21,9 +21,9 @@ from typing import Final
 
 from rollbook import __version__
 from rollbook.api.access.authenticator import Authenticator
-from rollbook.api.cli.failures import explain_error
+from rollbook.api.cli.error_output import explain_error
 from rollbook.api.cli.real_machine import RealMachine
-from rollbook.api.cli.recovery.possible_loss_access import LocalDoubts
+from rollbook.api.cli.recovery.possible_loss_adapters import LocalDoubts
 from rollbook.api.cli.server.log import LogSettings, RunningLogServer, log_server, tls_files
 from rollbook.api.cli.server.recovery import (
     RecoveryServerConfig,

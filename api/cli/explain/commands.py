@@ -27,6 +27,6 @@ def group(access: "LogAccess", **how: Any) -> None:
     The output has the owner, the owner epoch and the writer epoch, the head and the tail, the segments, when the
     next segment begins, which records expire, which cursors prevent that, and the latest events.
     """
-    from rollbook.api.cli.explain import log_facts as explain_work  # `--help` is quick.
+    from rollbook.api.cli.explain import log_facts  # `--help` is quick.
 
-    explain_work.explain_log(access, **how)
+    log_facts.explain_log(access, **how)

@@ -11,7 +11,7 @@ import click
 from rollbook.api.cli.log.actions import event_facts, segment_facts
 from rollbook.api.cli.log.connection import LogAccess
 from rollbook.api.cli.output import show_facts, show_rows, time_of
-from rollbook.api.client.client import Client
+from rollbook.api.client.async_client import Client
 from rollbook.logservice import messages
 from rollbook.logservice.ids import LogName
 from rollbook.logservice.log_config import WriterMode

@@ -149,9 +149,9 @@ def _with_quorum(command: Callable[..., Any]) -> Callable[..., Any]:
 @list_output_option
 def ls(access: "LedgerAccess", **how: Any) -> None:
     """List the cluster's ledgers by id."""
-    from rollbook.api.cli.ledger import actions as ledger_work
+    from rollbook.api.cli.ledger import actions
 
-    ledger_work.list_ledgers(access, **how)
+    actions.list_ledgers(access, **how)
 
 
 @group.command(
@@ -166,9 +166,9 @@ def ls(access: "LedgerAccess", **how: Any) -> None:
 @bare_output_option
 def show(access: "LedgerAccess", **how: Any) -> None:
     """Show the metadata of a ledger, without asking a bookie. `-o raw` prints the metadata as it is stored."""
-    from rollbook.api.cli.ledger import actions as ledger_work
+    from rollbook.api.cli.ledger import actions
 
-    ledger_work.show_ledger(access, **how)
+    actions.show_ledger(access, **how)
 
 
 @group.command(
@@ -222,9 +222,9 @@ def create(access: "LedgerAccess", **how: Any) -> None:
 
     A ledger has only one writer, so only the first append to it succeeds.
     """
-    from rollbook.api.cli.ledger import actions as ledger_work
+    from rollbook.api.cli.ledger import actions
 
-    ledger_work.create_ledger(access, **how)
+    actions.create_ledger(access, **how)
 
 
 @group.command(
@@ -272,9 +272,9 @@ def rm(access: "LedgerAccess", **how: Any) -> None:
 
     A segment of a log is refused unless --part-of-log names the log, because the log would lose records.
     """
-    from rollbook.api.cli.ledger import actions as ledger_work
+    from rollbook.api.cli.ledger import actions
 
-    ledger_work.remove_ledgers(access, **how)
+    actions.remove_ledgers(access, **how)
 
 
 @group.command(
@@ -295,9 +295,9 @@ def recover(access: "LedgerAccess", **how: Any) -> None:
     Afterwards the ledger has every entry that was confirmed. `-o raw` prints the id of the last entry. A segment
     of a log is refused unless --part-of-log names the log, because the log's owner would be stopped.
     """
-    from rollbook.api.cli.ledger import actions as ledger_work
+    from rollbook.api.cli.ledger import actions
 
-    ledger_work.recover_ledgers(access, **how)
+    actions.recover_ledgers(access, **how)
 
 
 # --- Reading ------------------------------------------------------------------------------------

@@ -10,11 +10,11 @@ import click
 from rollbook.api.cli.confirm import ask_whether
 from rollbook.api.cli.log.connection import LogAccess
 from rollbook.api.cli.output import show_rows, shown, tell, tell_rows, time_of
-from rollbook.api.client.client import Client
+from rollbook.api.client.async_client import Client
 from rollbook.logservice import messages
 from rollbook.logservice.ids import LogName
 from rollbook.logservice.log_config import ConfigValues, LogConfig, WriterMode
-from rollbook.logservice.positions import parse_age_us, parse_position
+from rollbook.logservice.position_syntax import parse_age_us, parse_position
 from rollbook.proto.errors import InvalidRequest, LogExists, NotEnoughBookies
 from rollbook.proto.printable import harmless
 from rollbook.proto.quorum import Quorum

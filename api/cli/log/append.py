@@ -16,16 +16,16 @@ from rollbook.api.cli.log.record_input import (
     records_of_json,
     standard_input,
 )
-from rollbook.api.cli.log.writer_actions import require_exclusive
+from rollbook.api.cli.log.writer_epoch_actions import require_exclusive
 from rollbook.api.cli.output import tell
 from rollbook.api.cli.progress_bars import bar
-from rollbook.api.client.client import Client
+from rollbook.api.client.async_client import Client
 from rollbook.api.client.log import Log
 from rollbook.api.client.producer_batch import Submission
 from rollbook.api.client.record_accumulator import Tally
 from rollbook.api.client.writer import Writer
 from rollbook.logservice.ids import ProducerRef, WriterEpoch
-from rollbook.logservice.positions import AtTime, parse_position
+from rollbook.logservice.position_syntax import AtTime, parse_position
 from rollbook.proto.errors import (
     DuplicateTooOld,
     Interrupted,

@@ -27,7 +27,9 @@ _POSITIONS: Final = "123, -10, earliest, latest, ts:TIME, ago:15m or cursor:NAME
     cls=LazyGroup,
     places={
         "writer": LazyCommand(
-            "rollbook.api.cli.log.writer_commands", "group", "Manage the writers of exclusive logs"
+            "rollbook.api.cli.log.writer_epoch_commands",
+            "group",
+            "Manage the writers of exclusive logs",
         ),
     },
     epilog=examples(
@@ -192,9 +194,9 @@ def _settings(command: Callable[..., Any]) -> Callable[..., Any]:
 @bare_output_option
 def create(access: "LogAccess", **how: Any) -> None:
     """Create a log. If the log already exists, it must have the given settings."""
-    from rollbook.api.cli.log import actions as log_work
+    from rollbook.api.cli.log import actions
 
-    log_work.create_log(access, **how)
+    actions.create_log(access, **how)
 
 
 @group.command(
@@ -220,14 +222,14 @@ def ls(access: "LogAccess", **how: Any) -> None:
     PREFIX selects the logs whose names begin with it, in all namespaces. shop/ord selects the logs of the
     namespace shop whose names begin with ord, and shop/ selects all logs of that namespace.
     """
-    from rollbook.api.cli.log import actions as log_work
+    from rollbook.api.cli.log import actions
 
     if how.pop("deleted"):
         if how.pop("long"):
             raise click.UsageError("--long and --deleted cannot be combined: leave out one of them")
-        log_work.list_deleted(access, **how)
+        actions.list_deleted(access, **how)
         return
-    log_work.list_logs(access, **how)
+    actions.list_logs(access, **how)
 
 
 @group.command(
@@ -267,9 +269,9 @@ def tails(access: "LogAccess", **how: Any) -> None:
 @bare_output_option
 def show(access: "LogAccess", **how: Any) -> None:
     """Show the head, the tail, the owner and the settings of a log. `-o raw` prints the tail."""
-    from rollbook.api.cli.log import actions as log_work
+    from rollbook.api.cli.log import actions
 
-    log_work.show_log(access, **how)
+    actions.show_log(access, **how)
 
 
 @group.command(
@@ -311,9 +313,9 @@ def change(access: "LogAccess", **how: Any) -> None:
 @list_output_option
 def segments(access: "LogAccess", **how: Any) -> None:
     """List the segments of a log. `-o raw` prints the ids of their ledgers."""
-    from rollbook.api.cli.log import actions as log_work
+    from rollbook.api.cli.log import actions
 
-    log_work.list_segments(access, **how)
+    actions.list_segments(access, **how)
 
 
 @group.command(
@@ -332,9 +334,9 @@ def journal(access: "LogAccess", **how: Any) -> None:
 
     The history has events such as changes of the owner, rolls and truncations, with their reasons.
     """
-    from rollbook.api.cli.log import actions as log_work
+    from rollbook.api.cli.log import actions
 
-    log_work.show_history(access, **how)
+    actions.show_history(access, **how)
 
 
 # --- Appending ----------------------------------------------------------------------------------
@@ -532,9 +534,9 @@ def export(access: "LogAccess", **how: Any) -> None:
     command again, even after an interruption, it adds the records that the file lacks. `-o raw` prints the offset
     after the last record.
     """
-    from rollbook.api.cli.log import export as log_export
+    from rollbook.api.cli.log import export_import
 
-    log_export.export_log(access, **how)
+    export_import.export_log(access, **how)
 
 
 @group.command(
@@ -558,9 +560,9 @@ def import_(access: "LogAccess", **how: Any) -> None:
     records in the log with the file, and appends the missing ones. The first record of the file gets offset 0.
     Each record gets the time of its import. `-o raw` prints the log's tail.
     """
-    from rollbook.api.cli.log import export as log_export
+    from rollbook.api.cli.log import export_import
 
-    log_export.import_log(access, **how)
+    export_import.import_log(access, **how)
 
 
 # --- Permanent changes --------------------------------------------------------------------------
@@ -597,9 +599,9 @@ def truncate(access: "LogAccess", **how: Any) -> None:
     remove records at or above a protected cursor.
     `-o raw` prints the new head.
     """
-    from rollbook.api.cli.log import actions as log_work
+    from rollbook.api.cli.log import actions
 
-    log_work.truncate_log(access, **how)
+    actions.truncate_log(access, **how)
 
 
 @group.command(
@@ -618,9 +620,9 @@ def seal(access: "LogAccess", **how: Any) -> None:
 
     Nothing can be appended any more, and readers stop at the tail.
     """
-    from rollbook.api.cli.log import actions as log_work
+    from rollbook.api.cli.log import actions
 
-    log_work.seal_log(access, **how)
+    actions.seal_log(access, **how)
 
 
 @group.command(
@@ -635,9 +637,9 @@ def seal(access: "LogAccess", **how: Any) -> None:
 @bare_output_option
 def roll(access: "LogAccess", **how: Any) -> None:
     """Begin a new segment, unless the open segment is empty. `-o raw` prints the number of the open segment."""
-    from rollbook.api.cli.log import actions as log_work
+    from rollbook.api.cli.log import actions
 
-    log_work.roll_log(access, **how)
+    actions.roll_log(access, **how)
 
 
 @group.command(
@@ -701,9 +703,9 @@ def rm(access: "LogAccess", **how: Any) -> None:
         if _is_named("grace"):
             raise click.UsageError("--now is the same as --grace 0s: leave out one of them")
         how["grace"] = "0s"
-    from rollbook.api.cli.log import actions as log_work
+    from rollbook.api.cli.log import actions
 
-    log_work.remove_logs(access, **how)
+    actions.remove_logs(access, **how)
 
 
 @group.command(
@@ -725,6 +727,6 @@ def rm(access: "LogAccess", **how: Any) -> None:
 @bare_output_option
 def undelete(access: "LogAccess", **how: Any) -> None:
     """Restore a deleted log with its records. `-o raw` prints its name."""
-    from rollbook.api.cli.log import actions as log_work
+    from rollbook.api.cli.log import actions
 
-    log_work.undelete_log(access, **how)
+    actions.undelete_log(access, **how)

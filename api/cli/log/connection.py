@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from rollbook.api.client.client import Client, connect
+from rollbook.api.client.async_client import Client, connect
 from rollbook.api.client.config import LogClientConfig
 from rollbook.api.client.connect_errors import ConnectProblem, obstacle_of
 from rollbook.api.client.token_file import token_of_file

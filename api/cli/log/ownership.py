@@ -5,7 +5,7 @@ import time
 
 from rollbook.api.cli.log.connection import LogAccess
 from rollbook.api.cli.output import tell, tell_rows, time_of
-from rollbook.api.client.client import Client
+from rollbook.api.client.async_client import Client
 from rollbook.proto.errors import QuorumTimeout
 
 

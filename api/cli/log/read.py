@@ -10,13 +10,13 @@ from rollbook.api.cli.log.connection import LogAccess
 from rollbook.api.cli.log.record_format import Write, compile_format
 from rollbook.api.cli.output import time_of
 from rollbook.api.cli.payload_output import as_json, as_text, framed, print_bytes
-from rollbook.api.client.client import Client
+from rollbook.api.client.async_client import Client
 from rollbook.api.client.log import Log
 from rollbook.api.client.reader import EventReader, RecordBatch, batches_of
 from rollbook.logservice.core.record_block import Record
 from rollbook.logservice.ids import parse_offset
 from rollbook.logservice.messages import Gap, LogTail
-from rollbook.logservice.positions import AtOffset, Earliest, Position, parse_position
+from rollbook.logservice.position_syntax import AtOffset, Earliest, Position, parse_position
 from rollbook.proto.errors import ReaderStalled, RollbookError, Truncated
 
 _PREVIEW_CHARS: Final = 80

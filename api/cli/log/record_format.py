@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Final
 
 from rollbook.logservice.core.record_block import Record
-from rollbook.logservice.positions import AtTime
+from rollbook.logservice.position_syntax import AtTime
 from rollbook.proto.errors import InvalidRequest
 from rollbook.proto.printable import harmless
 

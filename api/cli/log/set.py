@@ -8,7 +8,7 @@ from rollbook.api.cli.confirm import ask_whether
 from rollbook.api.cli.log.actions import require_bookies
 from rollbook.api.cli.log.connection import LogAccess
 from rollbook.api.cli.output import tell
-from rollbook.api.client.client import Client
+from rollbook.api.client.async_client import Client
 from rollbook.api.did_you_mean import SHOWN
 from rollbook.logservice import messages
 from rollbook.logservice.ids import LogName

@@ -4,7 +4,7 @@ from typing import Any
 
 from rollbook.api.cli.log.connection import LogAccess
 from rollbook.api.cli.output import tell
-from rollbook.api.client.client import Client
+from rollbook.api.client.async_client import Client
 from rollbook.logservice import messages
 from rollbook.proto.errors import DataLost
 

@@ -1,6 +1,6 @@
 """The commands of `rollbook recovery`, which restore lost entries and control recovery servers.
 
-Their actions are in `heal_bookie.py`, `bookie.py`, `status.py` and `switches.py`, which are imported when a command
+Their actions are in `heal_bookie.py`, `recover_bookies.py`, `status.py` and `switches.py`, which are imported when a command
 is called.
 """
 
@@ -90,9 +90,9 @@ def heal(access: "LedgerAccess", **how: Any) -> None:
     again at any time. It exits with 0 if all ledgers are healed, 5 if a ledger cannot be healed now, 7 if
     entries are lost.
     """
-    from rollbook.api.cli.recovery import heal_bookie as recovery_work
+    from rollbook.api.cli.recovery import heal_bookie
 
-    click.get_current_context().exit(recovery_work.heal_bookie(access, **how))
+    click.get_current_context().exit(heal_bookie.heal_bookie(access, **how))
 
 
 @group.command(
@@ -148,9 +148,9 @@ def bookie(access: "LedgerAccess", **how: Any) -> None:
     closed after 30 s, unless its writer replaces the bookie first. The command exits with 5 if a ledger could not
     be repaired.
     """
-    from rollbook.api.cli.recovery import bookie as recovery_bookie
+    from rollbook.api.cli.recovery import recover_bookies
 
-    click.get_current_context().exit(recovery_bookie.recover_bookies(access, **how))
+    click.get_current_context().exit(recover_bookies.recover_bookies(access, **how))
 
 
 # --- What recovery does -----------------------------------------------------------------------

@@ -10,7 +10,7 @@ from rollbook.api.cli.bookie_admin_client import AdminClient
 from rollbook.api.cli.ledger.connection import LedgerAccess
 from rollbook.api.cli.output import show_facts, show_rows
 from rollbook.api.cli.progress_bars import bar_of_shares
-from rollbook.api.cli.recovery.possible_loss_access import AdminDoubts
+from rollbook.api.cli.recovery.possible_loss_adapters import AdminDoubts
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.proto.errors import BadConfig, BookieUnreachable, InvalidRequest
 from rollbook.proto.ids import LEDGER_ID_MAX, BookieId, parse_bookie_id

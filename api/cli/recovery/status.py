@@ -20,7 +20,7 @@ from rollbook.recovery.audit_orders import CheckTimes
 from rollbook.recovery.config import AuditConfig
 from rollbook.recovery.core.ledger_checks import CheckKind
 from rollbook.recovery.core.repair_failures import Failure
-from rollbook.recovery.process_status import PresenceNodes
+from rollbook.recovery.process_status_nodes import PresenceNodes
 from rollbook.recovery.repair_task_nodes import STEWARD, DrainTasks, Failures
 
 # The most marks that `status` counts, because counting more would take long.

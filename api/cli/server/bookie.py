@@ -98,7 +98,7 @@ async def _recovery(
     if settings is None:
         yield ""
         return
-    from rollbook.api.cli.recovery.possible_loss_access import LocalDoubts
+    from rollbook.api.cli.recovery.possible_loss_adapters import LocalDoubts
     from rollbook.api.cli.server.recovery import recovery_server
     from rollbook.bookie.admin_operations import Admin
 

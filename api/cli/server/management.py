@@ -24,8 +24,8 @@ from rollbook.api.dashboard.viewer_log_client import IN_THE_CLEAR, LogServers, L
 from rollbook.api.management.cluster import ClusterManagement, PagesOf
 from rollbook.api.management.store_calls import StoreWatch
 from rollbook.api.rest.cluster import OPEN_PATHS, make_app
+from rollbook.api.rest.operation_registry import RunningOperations
 from rollbook.api.rest.request_limits import Bounds
-from rollbook.api.rest.running_operations import RunningOperations
 from rollbook.api.rest.server import HttpConfig, HttpServer
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.proto.ports import Address

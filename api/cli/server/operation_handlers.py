@@ -22,7 +22,7 @@ from rollbook.recovery.bookie_decommission import Departures
 from rollbook.recovery.config import WorkerConfig
 from rollbook.recovery.manual_rereplication import Evacuation, EvacuationOrder
 from rollbook.recovery.operation_runner import OperationKind, OperationProgress
-from rollbook.recovery.process_status import PresenceNodes
+from rollbook.recovery.process_status_nodes import PresenceNodes
 from rollbook.recovery.rolling_drain import DrainOperation
 
 _PROBLEMS_SHOWN = 20

@@ -19,7 +19,7 @@ from rollbook import __version__
 from rollbook.api.access.authenticator import Authenticator
 from rollbook.api.cli.bookie_admin_client import AdminClient
 from rollbook.api.cli.real_machine import RealMachine, check_log_level
-from rollbook.api.cli.recovery.possible_loss_access import AdminDoubts
+from rollbook.api.cli.recovery.possible_loss_adapters import AdminDoubts
 from rollbook.api.cli.run_until_signal import until_stopped
 from rollbook.api.cli.server.bookie_settings import (
     RECOVERY_SECTIONS,

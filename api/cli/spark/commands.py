@@ -34,10 +34,10 @@ def group() -> None:
 def _work() -> Any:
     """Imports the actions. Raises `BadConfig` if pyspark is missing; the error says what to install."""
     try:
-        from rollbook.api.cli.spark import jobs as spark_work
+        from rollbook.api.cli.spark import jobs
     except ImportError as error:
         raise BadConfig(str(error)) from error
-    return spark_work
+    return jobs
 
 
 def _to_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 from rollbook.api.access.read_throttle import MISSES_MAX, may_pass
 from rollbook.logservice.ids import Offset
 from rollbook.logservice.messages import CaughtUp, FellBehind, Gap, Progress, ReadStream, Records
-from rollbook.logservice.positions import AtOffset, Position
+from rollbook.logservice.position_syntax import AtOffset, Position
 from rollbook.proto.errors import RollbookError
 
 TURNS: Final = 8

@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from typing import Any, Final, NamedTuple
 
 from rollbook.logservice.ids import LogName, Offset, parse_cursor_name
-from rollbook.logservice.positions import (
+from rollbook.logservice.position_syntax import (
     AtOffset,
     AtTime,
     Earliest,

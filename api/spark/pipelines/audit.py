@@ -13,7 +13,8 @@ from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 from rollbook.api.spark.archive_folder import Archive, sizes_in
-from rollbook.api.spark.core import provenance
+from rollbook.api.spark.checksum_scan import FilePiece, Measured, Piece, measure
+from rollbook.api.spark.core import mirror_origin
 from rollbook.api.spark.core.archive import ArchiveFile, Chain, faults_of, unsigned
 from rollbook.api.spark.core.archive_seam import is_overtaken
 from rollbook.api.spark.core.audit_findings import (
@@ -30,9 +31,8 @@ from rollbook.api.spark.core.plan import Span
 from rollbook.api.spark.core.stream_offsets import TailPoint
 from rollbook.api.spark.failures import original_from_spark
 from rollbook.api.spark.log_bounds import Logs, require_some
-from rollbook.api.spark.piece_scan import FilePiece, Measured, Piece, measure
 from rollbook.api.spark.pipelines.connection import Way
-from rollbook.api.spark.pipelines.report import Progress, Report
+from rollbook.api.spark.pipelines.job_report import Progress, Report
 from rollbook.api.spark.session_functions import register
 from rollbook.proto.errors import NoSuchLog, RollbookError
 
@@ -304,8 +304,8 @@ def _of_mirror(spark: Any, to: Way, log: str, uid: str, target: str) -> Any:
     rows = spark.read.format("rollbook").options(
         **to.options, log=target, columns="offset,value,headers"
     )
-    is_ours = f"{header(provenance.LOG)} = '{provenance.as_text(log, uid)}'"
-    source = f"CASE WHEN {is_ours} THEN try_cast({header(provenance.OFFSET)} AS bigint) END"
+    is_ours = f"{header(mirror_origin.LOG)} = '{mirror_origin.as_text(log, uid)}'"
+    source = f"CASE WHEN {is_ours} THEN try_cast({header(mirror_origin.OFFSET)} AS bigint) END"
     return rows.load().selectExpr("offset", "value", f"{source} AS source")
 
 

@@ -8,12 +8,12 @@ checkpoint is lost (SA6). If all records of the mirror were truncated, it needs 
 
 from typing import Any, Final
 
-from rollbook.api.spark.core import provenance
+from rollbook.api.spark.core import mirror_origin
 from rollbook.api.spark.core.options import Selection
 from rollbook.api.spark.failures import original_from_spark
 from rollbook.api.spark.log_bounds import require_some
 from rollbook.api.spark.pipelines.connection import Way
-from rollbook.api.spark.pipelines.report import Progress, Report
+from rollbook.api.spark.pipelines.job_report import Progress, Report
 from rollbook.api.spark.session_functions import register
 from rollbook.proto.errors import MirrorHeld
 
@@ -46,7 +46,7 @@ def start_of(
             log=target,
         )
     last = list(handle.read(ends_at - 1, ends_at))[-1]
-    origin = provenance.origin_of(dict(last.headers))
+    origin = mirror_origin.origin_of(dict(last.headers))
     if origin is None or (origin.log, origin.uid) != (log, tail.uid):
         raise MirrorHeld(
             f"{target} has records that do not come from {log}: the last one, at offset {last.offset}, does not",
@@ -114,11 +114,13 @@ def _headers(log: str, uid: str) -> str:
     """Returns the expression for a record's headers. The source may itself be a mirror; the expression replaces the
     headers that name its source.
     """
-    ours = ", ".join(f"'{name}'" for name in (provenance.LOG, provenance.OFFSET, provenance.TIME))
+    ours = ", ".join(
+        f"'{name}'" for name in (mirror_origin.LOG, mirror_origin.OFFSET, mirror_origin.TIME)
+    )
     said = {
-        provenance.LOG: f"'{provenance.as_text(log, uid)}'",
-        provenance.OFFSET: "cast(offset AS string)",
-        provenance.TIME: "cast(unix_micros(timestamp) AS string)",
+        mirror_origin.LOG: f"'{mirror_origin.as_text(log, uid)}'",
+        mirror_origin.OFFSET: "cast(offset AS string)",
+        mirror_origin.TIME: "cast(unix_micros(timestamp) AS string)",
     }
     pairs = ", ".join(
         f"named_struct('key', '{name}', 'value', cast({value} AS binary))"

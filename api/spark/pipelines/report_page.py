@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from rollbook.api.spark.archive_folder import unwritable
-from rollbook.api.spark.pipelines.report import Report
+from rollbook.api.spark.pipelines.job_report import Report
 
 _STYLE: Final = (
     "body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:70rem;padding:0 1rem;color:#222}"

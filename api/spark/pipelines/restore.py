@@ -17,7 +17,7 @@ from rollbook.api.spark.archive_folder import Archive
 from rollbook.api.spark.core.archive import ArchiveFile, Chain
 from rollbook.api.spark.exactly_once_append import LogSink, MicroBatch
 from rollbook.api.spark.pipelines.connection import Way
-from rollbook.api.spark.pipelines.report import Progress, Report
+from rollbook.api.spark.pipelines.job_report import Progress, Report
 from rollbook.api.spark.rows_to_blocks import ArrowRows, columns_of
 from rollbook.api.spark.shared_client import ServerChannel
 from rollbook.logservice.core.record_block import Codec

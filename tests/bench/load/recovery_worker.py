@@ -35,7 +35,7 @@ from rollbook.proto.runtime.metastore import open_metadata_store
 from rollbook.proto.runtime.network import SocketTransport
 from rollbook.proto.wire.digest import Entry, LedgerDigest, ledger_key
 from rollbook.recovery.config import WorkerConfig
-from rollbook.recovery.entry_restorer import Restorer
+from rollbook.recovery.recovery_adds import Restorer
 from rollbook.recovery.repair_task_nodes import DrainTasks, Failures
 from rollbook.recovery.worker import Worker
 from tests.bench.load import jobs

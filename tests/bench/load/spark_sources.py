@@ -22,7 +22,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from rollbook.api.spark.columns import schema_of
+from rollbook.api.spark.source_schema import schema_of
 
 COLUMNS: Final = ("log", "offset", "timestamp", "key", "value")
 PARTITIONS: Final = 2

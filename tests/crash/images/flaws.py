@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 from unittest import mock
 
-from rollbook.bookie import catalog, journal_reading, store_opening
-from rollbook.bookie.catalog import CatalogFiles, _Generation
+from rollbook.bookie import catalog_files, journal_reading, store_opening
+from rollbook.bookie.catalog_files import CatalogFiles, _Generation
 from rollbook.bookie.checkpoint import Checkpointer
 from rollbook.bookie.core import record_format as records
 from rollbook.bookie.core.control_records import Control, ControlOperation
@@ -317,7 +317,7 @@ FLAWS: Final = {
         90_000, ((store_opening, "write_again", _do_nothing),)
     ),
     "boot builds on a catalog that is not synced": Flaw(
-        90_000, ((catalog, "write_again", _do_nothing),)
+        90_000, ((catalog_files, "write_again", _do_nothing),)
     ),
     "new folders are not synced": Flaw(45_000, ((store_opening, "_sync_ancestors", _do_nothing),)),
     # Identity (B8).

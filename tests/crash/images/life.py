@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import structlog
 
-from rollbook.bookie import catalog as catalog_module
+from rollbook.bookie import catalog_files as catalog_module
 from rollbook.bookie.compaction import Compactor
 from rollbook.bookie.config import SpaceConfig, StorageConfig
 from rollbook.bookie.core.disk_usage import DiskUsage

@@ -7,7 +7,7 @@ from typing import Final
 import pytest
 from google.protobuf.text_format import MessageToString
 
-from rollbook.api.cli.failures import explain_error
+from rollbook.api.cli.error_output import explain_error
 from rollbook.api.grpc.status import detail_of, status_of, text_of
 from rollbook.api.rest.problems import problem_of
 from rollbook.proto import errors

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterator
 import pytest
 import structlog
 
-from rollbook.bookie.catalog import CatalogFiles
+from rollbook.bookie.catalog_files import CatalogFiles
 from rollbook.bookie.config import StorageConfig
 from rollbook.bookie.core.suggested_commands import WRITE_OFF
 from rollbook.bookie.storage import Storage

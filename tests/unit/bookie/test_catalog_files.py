@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rollbook.bookie import catalog as catalog_module
-from rollbook.bookie.catalog import CatalogFiles, _Generation
+from rollbook.bookie import catalog_files as catalog_module
+from rollbook.bookie.catalog_files import CatalogFiles, _Generation
 from rollbook.bookie.core import catalog_records as changes
 from rollbook.bookie.core.catalog import Catalog
 from rollbook.bookie.core.fencing import LedgerFacts

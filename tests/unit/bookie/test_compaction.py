@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rollbook.bookie.catalog import CatalogFiles
+from rollbook.bookie.catalog_files import CatalogFiles
 from rollbook.bookie.compaction import CompactionStopped, Compactor
 from rollbook.bookie.config import SpaceConfig, StorageConfig
 from rollbook.bookie.core import compaction as rules

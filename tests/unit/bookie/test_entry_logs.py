@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from rollbook.bookie import entry_log_reader
+from rollbook.bookie.cached_record_reader import Cache
 from rollbook.bookie.core.byte_cache import ByteCache
 from rollbook.bookie.core.record_format import ID_BYTES, FileHeader, Purpose
 from rollbook.bookie.entry_log_reader import EntryLogs
-from rollbook.bookie.record_file import Cache
 
 STORE_ID = bytes(ID_BYTES)
 

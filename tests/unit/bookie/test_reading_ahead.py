@@ -7,6 +7,7 @@ from typing import TypeVar, cast
 
 import pytest
 
+from rollbook.bookie.cached_record_reader import Cache, RecordFile
 from rollbook.bookie.core.byte_cache import ByteCache
 from rollbook.bookie.core.record_format import (
     FILE_HEADER_BYTES,
@@ -16,7 +17,6 @@ from rollbook.bookie.core.record_format import (
     RecordKind,
 )
 from rollbook.bookie.core.record_packer import RecordPacker
-from rollbook.bookie.record_file import Cache, RecordFile
 from rollbook.proto.errors import TornRecord
 from rollbook.proto.ports import Buffer, File
 from tests.simulation.kernel.filesystem import lend

@@ -7,11 +7,11 @@ from itertools import pairwise
 
 import pytest
 
+from rollbook.bookie.cached_record_reader import Cache
 from rollbook.bookie.core.byte_cache import ByteCache
 from rollbook.bookie.core.journal_index import Columns
 from rollbook.bookie.core.record_format import ID_BYTES
 from rollbook.bookie.entry_log_reader import EntryLogs
-from rollbook.bookie.record_file import Cache
 from rollbook.bookie.sorted_log_writer import NewLog, SortedLog, SortedWriter
 from tests.simulation.kernel import Node, World
 

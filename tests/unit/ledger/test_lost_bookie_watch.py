@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rollbook.ledger.core.lost_bookies import LostMembers
+from rollbook.ledger.core.lost_bookie_rules import LostMembers
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.ledger.writer import LedgerWriter
 from rollbook.proto.ids import BookieId

@@ -19,7 +19,7 @@ from rollbook.logservice.log_config import LogConfig
 from rollbook.logservice.log_metadata import LogMetadataStore, StoredLog
 from rollbook.logservice.messages import AppendAck, Condition
 from rollbook.logservice.owner import Owner, PendingAppend
-from rollbook.logservice.owner_context import OwnerContext
+from rollbook.logservice.server_context import OwnerContext
 from rollbook.logservice.stall_detector import StallDetector
 from rollbook.logservice.tail_cache import TailMemory
 from rollbook.proto.cluster.cluster_root import initialise, open_cluster

@@ -21,7 +21,7 @@ from rollbook.logservice.core.record_block import Block
 from rollbook.logservice.ids import LogName, Offset, ProducerRef
 from rollbook.logservice.log_metadata import LogMetadataStore
 from rollbook.logservice.log_ownership import LogServer
-from rollbook.logservice.positions import Earliest, Position
+from rollbook.logservice.position_syntax import Earliest, Position
 from rollbook.logservice.service import LogService
 from rollbook.proto.cluster.cluster_root import open_cluster
 from rollbook.proto.errors import (

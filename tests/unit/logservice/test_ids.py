@@ -12,7 +12,7 @@ from rollbook.logservice.ids import (
     parse_cursor_name,
     parse_offset,
 )
-from rollbook.logservice.positions import (
+from rollbook.logservice.position_syntax import (
     Ago,
     AtCursor,
     AtOffset,

@@ -16,9 +16,9 @@ from rollbook.logservice.log_metadata import StoredGuards, StoredLog
 from rollbook.logservice.log_ownership import _Grounds
 from rollbook.logservice.log_takeover import Opening
 from rollbook.logservice.owner import Owner
-from rollbook.logservice.owner_context import OwnerContext
-from rollbook.logservice.positions import AtOffset, Latest
+from rollbook.logservice.position_syntax import AtOffset, Latest
 from rollbook.logservice.segment_ledgers import make_ledger
+from rollbook.logservice.server_context import OwnerContext
 from rollbook.logservice.service import LogService
 from rollbook.proto.cluster.uncertain_writes import create_surely, delete_surely, read_surely
 from rollbook.proto.errors import (

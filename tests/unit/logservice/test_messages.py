@@ -16,7 +16,7 @@ from rollbook.logservice.messages import (
     AtTail,
     ReadStream,
 )
-from rollbook.logservice.positions import AtOffset, Earliest
+from rollbook.logservice.position_syntax import AtOffset, Earliest
 from rollbook.proto.errors import InvalidRequest
 from rollbook.proto.v1 import log_pb2
 

@@ -16,8 +16,8 @@ from rollbook.logservice.log_config import LogConfig
 from rollbook.logservice.log_metadata import StoredLog
 from rollbook.logservice.messages import AcquireMode, AppendAck, Condition
 from rollbook.logservice.owner import Owner, PendingAppend
-from rollbook.logservice.owner_context import OwnerContext
 from rollbook.logservice.segment_ledgers import make_ledger
+from rollbook.logservice.server_context import OwnerContext
 from rollbook.proto.errors import (
     DataLost,
     DuplicateDiffers,

@@ -28,7 +28,7 @@ from rollbook.logservice.messages import (
     Stopped,
     WaitsFor,
 )
-from rollbook.logservice.positions import (
+from rollbook.logservice.position_syntax import (
     Ago,
     AtOffset,
     AtTime,

@@ -11,7 +11,7 @@ from rollbook.logservice import messages
 from rollbook.logservice.core.record_block import Block, pack_block
 from rollbook.logservice.ids import LogName, Offset
 from rollbook.logservice.log_config import LogConfig
-from rollbook.logservice.positions import AtOffset, Earliest
+from rollbook.logservice.position_syntax import AtOffset, Earliest
 from rollbook.logservice.service import LogService
 from tests.support.log_cluster import PATIENCE_S, LogCluster
 

@@ -6,7 +6,7 @@ import pytest
 
 from rollbook.logservice import messages
 from rollbook.logservice.ids import CursorName, Offset, ProducerRef
-from rollbook.logservice.positions import AtOffset, Earliest
+from rollbook.logservice.position_syntax import AtOffset, Earliest
 from rollbook.logservice.stats import LAGS_MAX, STAGES, LogStats, largest
 from rollbook.proto.errors import OffsetMismatch
 from tests.unit.logservice.owner_scene import Scene, block_of, play

@@ -12,7 +12,7 @@ from rollbook.logservice.core.record_block import pack_block
 from rollbook.logservice.ids import LogName, Offset
 from rollbook.logservice.log_config import LogConfig
 from rollbook.logservice.log_metadata import LogMetadataStore
-from rollbook.logservice.positions import AtOffset
+from rollbook.logservice.position_syntax import AtOffset
 from rollbook.proto.errors import MetadataUnavailable
 from tests.support.log_cluster import PATIENCE_S, LogCluster, RunningServer
 

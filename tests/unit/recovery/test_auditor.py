@@ -17,7 +17,7 @@ from rollbook.proto.ids import BookieId, LedgerId
 from rollbook.proto.metastore.memory import MemoryService
 from rollbook.proto.ports import Address, CreateMode, Delete, MetadataStore
 from rollbook.proto.runtime.clock import SystemClock
-from rollbook.recovery import metadata_retries
+from rollbook.recovery import metastore_outage_retries
 from rollbook.recovery.audit_orders import AuditOrders, CheckTimes
 from rollbook.recovery.auditor import Auditor
 from rollbook.recovery.config import AuditConfig
@@ -139,7 +139,7 @@ async def settled(auditor: CountingAuditor, missing: set[int]) -> None:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metadata_retries, "RETRY_PAUSE_S", 0.001)
+    monkeypatch.setattr(metastore_outage_retries, "RETRY_PAUSE_S", 0.001)
 
 
 @pytest.fixture

@@ -33,7 +33,7 @@ from rollbook.recovery.core.callback_queue import (
     pack_pending,
 )
 from rollbook.recovery.core.event_derivation import Event, EventKind, derive
-from rollbook.recovery.operations import RUNNER
+from rollbook.recovery.operation_nodes import RUNNER
 from tests.unit.proto.cluster.faulty import FaultyStore
 from tests.unit.recovery.test_auditor import until
 from tests.unit.recovery.test_cluster_event_watch import log_of

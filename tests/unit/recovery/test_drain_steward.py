@@ -20,7 +20,7 @@ from rollbook.proto.ids import BookieId, EntryId, LedgerId
 from rollbook.proto.metastore.memory import MemoryService
 from rollbook.proto.ports import Address, Create, CreateMode, Delete, MetadataStore
 from rollbook.proto.runtime.clock import SystemClock
-from rollbook.recovery import metadata_retries
+from rollbook.recovery import metastore_outage_retries
 from rollbook.recovery.config import StewardConfig
 from rollbook.recovery.core import lifecycle
 from rollbook.recovery.core.drain_steps import ATTEMPTS_WITHOUT_TARGET
@@ -174,7 +174,7 @@ class DrainSite(Site):
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metadata_retries, "RETRY_PAUSE_S", 0.001)
+    monkeypatch.setattr(metastore_outage_retries, "RETRY_PAUSE_S", 0.001)
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from rollbook.proto.metastore.memory import MemoryService
 from rollbook.proto.ports import MetadataStore
 from rollbook.proto.runtime.clock import SystemClock
 from rollbook.proto.runtime.metastore import open_metadata_store
-from rollbook.recovery import metadata_retries
+from rollbook.recovery import metastore_outage_retries
 from rollbook.recovery.audit_orders import CheckTimes
 from rollbook.recovery.core.ledger_checks import CheckKind
 from rollbook.recovery.worker import Worker
@@ -80,7 +80,7 @@ async def mortal(service: MemoryService, steps: int) -> AsyncIterator[MortalStor
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metadata_retries, "RETRY_PAUSE_S", 0.001)
+    monkeypatch.setattr(metastore_outage_retries, "RETRY_PAUSE_S", 0.001)
 
 
 async def ended_alive(store: MortalStore, is_done: Callable[[], Awaitable[bool]]) -> bool:

@@ -26,8 +26,8 @@ from rollbook.recovery.config import AuditConfig
 from rollbook.recovery.copier import Copier
 from rollbook.recovery.copy_limits import ByteBudget, Throttle
 from rollbook.recovery.core.ledger_checks import CheckKind
-from rollbook.recovery.entry_restorer import Restorer
 from rollbook.recovery.ledger_checks import Checks, CheckSchedule, CheckState
+from rollbook.recovery.recovery_adds import Restorer
 from rollbook.recovery.repair_task_nodes import BadCopies
 from rollbook.recovery.worker import Worker
 from tests.support.ledger_cluster import LocalCluster

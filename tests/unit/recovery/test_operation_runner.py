@@ -15,10 +15,10 @@ from rollbook.proto.ids import BookieId
 from rollbook.proto.metastore.memory import MemoryService
 from rollbook.proto.ports import MetadataStore
 from rollbook.proto.runtime.clock import SystemClock
-from rollbook.recovery import operations as module
+from rollbook.recovery import operation_nodes as module
 from rollbook.recovery.core.operations import LastingOperation, OperationStatus, id_of_key
+from rollbook.recovery.operation_nodes import RUNNER, OperationNodes
 from rollbook.recovery.operation_runner import OperationKind, OperationProgress, OperationRunner
-from rollbook.recovery.operations import RUNNER, OperationNodes
 from tests.unit.proto.cluster.faulty import FaultyStore
 from tests.unit.recovery.test_auditor import until
 

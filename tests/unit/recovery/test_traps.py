@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rollbook.ledger.core.lost_bookies import LostMembers
+from rollbook.ledger.core.lost_bookie_rules import LostMembers
 from rollbook.proto.cluster.lifecycle_nodes import LifecycleNodes
 from rollbook.proto.formats.lifecycle import LifecycleState
 from rollbook.proto.ids import BookieId

@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from rollbook.bookie import record_file, store_opening
+from rollbook.bookie import cached_record_reader, store_opening
 from rollbook.bookie.connection import Connection
 from rollbook.bookie.core.connection_memory import ConnectionMemory
 from rollbook.bookie.core.control_records import Control, ControlOperation
@@ -292,7 +292,7 @@ BOOKIE_MUTANTS: Final = (
         "backward-cuts",
         "Small entries that are cut out of a record together come in the wrong order (B1).",
         50,
-        ((record_file, "cut_evenly", _cut_backwards),),
+        ((cached_record_reader, "cut_evenly", _cut_backwards),),
     ),
     BookieMutant(
         "read-then-fence",

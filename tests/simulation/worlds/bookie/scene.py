@@ -16,10 +16,10 @@ from dataclasses import replace
 from typing import Any, Final
 
 from rollbook.bookie import bookie as bookie_module
-from rollbook.bookie import catalog as catalog_module
+from rollbook.bookie import catalog_files as catalog_module
 from rollbook.bookie import disk_maintenance as space_module
 from rollbook.bookie.bookie import Bookie, Settings
-from rollbook.bookie.catalog import CatalogFiles
+from rollbook.bookie.catalog_files import CatalogFiles
 from rollbook.bookie.checkpoint import Checkpointer
 from rollbook.bookie.compaction import Compactor
 from rollbook.bookie.config import BookieConfig, SpaceConfig

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from rollbook.bookie.lifecycle_watch import LifecycleWatch
+from rollbook.bookie.drain_watch import LifecycleWatch
 from rollbook.ledger.lost_bookie_watch import LostBookieWatch
 from rollbook.proto.cluster.bookie_watcher import BookieWatcher, LiveBookies
 from rollbook.proto.cluster.election import Election

@@ -13,7 +13,7 @@ from rollbook.logservice.ids import LogName, Offset
 from rollbook.logservice.log_config import LogConfig
 from rollbook.logservice.log_metadata import LogMetadataStore
 from rollbook.logservice.messages import Append, Read
-from rollbook.logservice.positions import AtOffset
+from rollbook.logservice.position_syntax import AtOffset
 from rollbook.logservice.service import LogService
 from rollbook.proto.cluster.cluster_root import Cluster
 from rollbook.proto.errors import Outcome, QuorumTimeout, RollbookError, ServerUnreachable

@@ -20,7 +20,7 @@ from typing import Any, Final, Never
 
 from rollbook.bookie import bookie
 from rollbook.ledger import lost_bookie_watch
-from rollbook.ledger.core.lost_bookies import LostMembers
+from rollbook.ledger.core.lost_bookie_rules import LostMembers
 from rollbook.ledger.metadata_writer import MetadataWriter
 from rollbook.proto.cluster.cluster_root import initialise
 from rollbook.proto.formats.layout import Layout

@@ -35,8 +35,8 @@ from rollbook.recovery.autorecovery import (
 )
 from rollbook.recovery.bookie_decommission import Departures
 from rollbook.recovery.config import AuditConfig, HealConfig, StewardConfig, WorkerConfig
-from rollbook.recovery.entry_restorer import Restorer
 from rollbook.recovery.known_incarnations import WholeNodes
+from rollbook.recovery.recovery_adds import Restorer
 from rollbook.recovery.repair_task_nodes import STEWARD
 from tests.simulation.checkers.cluster import ClusterChecker, HeldLedger
 from tests.simulation.history import NEVER

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import Any, Final, TypeVar
 
-from rollbook.bookie import bookie, catalog, socket_server
+from rollbook.bookie import bookie, catalog_files, socket_server
 from rollbook.bookie.bookie import Bookie, Settings
 from rollbook.bookie.config import BookieConfig, SpaceConfig
 from rollbook.bookie.connection import Connection
@@ -365,7 +365,7 @@ _pack_cookie, _unpack_cookie = cache(pack_cookie), cache(unpack_cookie)
 # Small files in small steps, texts that are parsed once, no copies of directories to be detected, no
 # work in the background on which no ledger's safety rests: most of what bookies would cost.
 FRUGAL: Final[tuple[Patch, ...]] = (
-    (catalog, "_STEP_BYTES", 4096),
+    (catalog_files, "_STEP_BYTES", 4096),
     *((place, "pack_cookie", _pack_cookie) for place in (cookies, core_identity)),
     *((place, "unpack_cookie", _unpack_cookie) for place in (cookies, core_identity)),
     (socket_server, "CHUNK_BYTES_MAX", 32 * 1024),

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Final
 
-from rollbook.bookie import record_file
+from rollbook.bookie import cached_record_reader
 from rollbook.bookie.core import catalog_records
 from rollbook.bookie.core.equal_length_slices import cut_evenly
 from rollbook.bookie.core.fencing import LedgerFacts
@@ -55,7 +55,7 @@ from rollbook.proto.wire.digest import Entry
 from rollbook.proto.wire.entry_batches import join_bodies, unpack_bodies
 from rollbook.proto.wire.v2_adds import V2AddPacker
 from rollbook.proto.wire.v3_adds import V3AddPacker
-from rollbook.recovery.entry_restorer import Restorer
+from rollbook.recovery.recovery_adds import Restorer
 from tests.simulation.worlds.bookie import flaws as bookie_flaws
 from tests.simulation.worlds.ledger.scene import LedgerScene
 from tests.simulation.worlds.ledger.words import BOOKIES
@@ -631,7 +631,7 @@ LEDGER_MUTANTS: Final = (
         "ledger-spoilt-at-one",
         "One bookie spoils small entries that it cuts out of a record together (RD3).",
         _BUDGET,
-        ((record_file, "cut_evenly", _spoil_at_one),),
+        ((cached_record_reader, "cut_evenly", _spoil_at_one),),
     ),
     LedgerMutant(
         "ledger-wide-gaps",

@@ -22,14 +22,15 @@ from rollbook.logservice import (
 )
 from rollbook.logservice import log_sweeper as log_retention
 from rollbook.logservice.append_path import AppendPath
-from rollbook.logservice.core import ledger_list, reader_trail, retention
-from rollbook.logservice.core.downtime_gaps import LivedTime, Witness
+from rollbook.logservice.clock_skew import ServerClock
+from rollbook.logservice.core import ledger_list, retention, segment_traversal
+from rollbook.logservice.core.age_without_downtime import LivedTime, Witness
 from rollbook.logservice.core.ledger_list import LedgerList, ListedLogState, LogEvent, Segment
 from rollbook.logservice.core.log_end_source import listed_end
 from rollbook.logservice.core.pending_commits import PendingCommits
 from rollbook.logservice.core.producers import Producers
-from rollbook.logservice.core.reader_trail import Trail
 from rollbook.logservice.core.replayed_state import LogMemory
+from rollbook.logservice.core.segment_traversal import Trail
 from rollbook.logservice.core.sequencer import Sequencer
 from rollbook.logservice.core.takeover_backoff import TakeoverPatience
 from rollbook.logservice.core.truncation_guards import TruncationGuards
@@ -43,7 +44,6 @@ from rollbook.logservice.orphan_ledgers import OrphanRepair
 from rollbook.logservice.read_requests import LogReads
 from rollbook.logservice.reader import LogReader
 from rollbook.logservice.segment_roll import SegmentRoll
-from rollbook.logservice.server_clock import ServerClock
 from rollbook.logservice.service import LogService
 from rollbook.logservice.stall_detector import StallDetector
 from rollbook.logservice.tail_lookup import TailLookup
@@ -603,7 +603,7 @@ LOG_MUTANTS: Final = (
         "logs-readers-believe-lists",
         "A reader goes on in whatever is listed behind what it has read (RL2).",
         _BUDGET,
-        ((reader_trail, "continues", _follows_anything),),
+        ((segment_traversal, "continues", _follows_anything),),
         drill="stuck_roll",
     ),
     LogMutant(

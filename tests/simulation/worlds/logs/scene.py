@@ -16,10 +16,10 @@ from functools import partial
 from typing import Any, Final
 
 from rollbook.ledger.ledgers import Ledgers
+from rollbook.logservice import clock_skew, membership, orphan_ledgers
 from rollbook.logservice import log_ownership as log_server
-from rollbook.logservice import membership, orphan_ledgers, server_clock
 from rollbook.logservice.append_path import AppendPath
-from rollbook.logservice.core import degraded_segments
+from rollbook.logservice.core import degraded_ensembles
 from rollbook.logservice.core.ledger_list import ListedLogState
 from rollbook.logservice.ledger_list_store import LedgerListStore
 from rollbook.logservice.log_metadata import LogMetadataStore
@@ -91,10 +91,10 @@ _INNER_STEPS: Final[tuple[InnerStep, ...]] = (
 # What takes minutes in production takes moments here.
 _RESTLESS: Final[tuple[Patch, ...]] = (
     (orphan_ledgers, "YOUNG_MS", 0),
-    (degraded_segments, "VACANT_S", 0.4),
+    (degraded_ensembles, "VACANT_S", 0.4),
     (log_server, "_LOOK_S", 0.3),
     (log_server, "_COMPARE_S", 0.3),
-    (server_clock, "_AGAIN_NS", 50_000_000),
+    (clock_skew, "_AGAIN_NS", 50_000_000),
     (membership, "_LOOK_AGAIN_S", 2.0),
 )
 

@@ -25,7 +25,7 @@ from rollbook.logservice.core.record_block import Block, pack_block
 from rollbook.logservice.ids import CursorName, Offset, ProducerRef, WriterEpoch
 from rollbook.logservice.log_config import WriterMode
 from rollbook.logservice.messages import AppendAck, Condition, WaitsFor
-from rollbook.logservice.positions import AtOffset, Earliest, Position
+from rollbook.logservice.position_syntax import AtOffset, Earliest, Position
 from rollbook.proto.errors import (
     BeyondTail,
     ConnectionLost,

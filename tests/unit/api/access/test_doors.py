@@ -38,7 +38,7 @@ from rollbook.api.rpc_methods import BY_REQUEST, METHODS, READ_STREAM, CallKind,
 from rollbook.logservice import messages
 from rollbook.logservice.core.record_block import pack_block
 from rollbook.logservice.ids import LogName, SegmentId
-from rollbook.logservice.positions import Earliest
+from rollbook.logservice.position_syntax import Earliest
 from rollbook.logservice.stats import LogStats
 from rollbook.proto.errors import (
     BadConfig,

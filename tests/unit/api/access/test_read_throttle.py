@@ -18,7 +18,7 @@ from rollbook.api.rest.owner_routing import Asking, OwnerRouting
 from rollbook.api.rpc_methods import READ_STREAM
 from rollbook.logservice import messages
 from rollbook.logservice.ids import LogName, Offset
-from rollbook.logservice.positions import AtOffset, Earliest
+from rollbook.logservice.position_syntax import AtOffset, Earliest
 from rollbook.proto.errors import Overloaded, RollbookError, Unauthorized
 
 DEADLINE_S = 30.0

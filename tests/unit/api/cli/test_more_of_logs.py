@@ -15,7 +15,7 @@ import pytest
 
 from rollbook.api.cli import main as cli
 from rollbook.api.cli.cluster import actions as cluster_work
-from rollbook.api.client.client import Client
+from rollbook.api.client.async_client import Client
 from rollbook.api.client.sync import connect
 from rollbook.proto.errors import ConnectionLost, NoSuchNode, RollbookError, Unauthorized
 from tests.support import commands

@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import pytest
 
-from rollbook.api.client.client import Client, connect
+from rollbook.api.client.async_client import Client, connect
 from rollbook.api.client.config import LogClientConfig
 from rollbook.api.grpc.config import GrpcConfig
 from rollbook.api.grpc.server import GrpcServer

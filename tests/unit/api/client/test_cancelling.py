@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import pytest
 
-from rollbook.api.client.client import Client
+from rollbook.api.client.async_client import Client
 from rollbook.api.client.log import Log
 from rollbook.proto.errors import ClientClosed, Outcome, RollbookError
 from tests.unit.api.client.conftest import PATIENCE_S, Site

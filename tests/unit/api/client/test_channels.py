@@ -5,8 +5,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from rollbook.api.client.async_client import connect
 from rollbook.api.client.channels import Channels, Security
-from rollbook.api.client.client import connect
 from rollbook.api.grpc import server
 from rollbook.logservice import messages
 from rollbook.logservice.ids import Offset

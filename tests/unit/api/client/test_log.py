@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rollbook.api.client.client import connect
+from rollbook.api.client.async_client import connect
 from rollbook.api.client.reader import RecordBatch, Tail
 from rollbook.logservice import messages
 from rollbook.logservice.core.record_block import Record

@@ -9,7 +9,7 @@ from rollbook.api.client.reader import EventReader, RecordBatch
 from rollbook.logservice import messages
 from rollbook.logservice.core.record_block import Codec, pack_block, stamped
 from rollbook.logservice.ids import Offset
-from rollbook.logservice.positions import AtOffset
+from rollbook.logservice.position_syntax import AtOffset
 from rollbook.proto.addresses import parse_address
 from rollbook.proto.errors import (
     BadFrame,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rollbook.api.client.client import connect
+from rollbook.api.client.async_client import connect
 from rollbook.api.client.config import LogClientConfig
 from rollbook.api.client.owner_cache import OwnerCache
 from rollbook.api.grpc.config import GrpcConfig

@@ -5,7 +5,7 @@ from typing import Any
 
 from rollbook.api.client.caller_arguments import producer_of_key
 from rollbook.api.dashboard.viewer_log_client import LogServers
-from rollbook.logservice.positions import AtOffset, parse_position
+from rollbook.logservice.position_syntax import AtOffset, parse_position
 from rollbook.proto.errors import NoSuchLog, ServerUnreachable, Unauthorized
 
 Facts = dict[str, Any]

@@ -27,7 +27,7 @@ from rollbook.api.dashboard.parts import Screen
 from rollbook.api.dashboard.responses import refused
 from rollbook.api.dashboard.viewer_log_client import LogServers
 from rollbook.api.rest.cluster import OPEN_PATHS, make_app
-from rollbook.api.rest.running_operations import RunningOperations
+from rollbook.api.rest.operation_registry import RunningOperations
 from rollbook.api.rest.server import HttpConfig, HttpServer
 from rollbook.proto.errors import BookieFailed, BookieUnreachable, InvalidRequest, Missing
 from rollbook.proto.ports import Address

@@ -23,7 +23,14 @@ from rollbook.logservice.ids import (
     WriterEpoch,
 )
 from rollbook.logservice.log_config import LogConfig
-from rollbook.logservice.positions import AtCursor, AtOffset, BeforeTail, Earliest, Latest, Position
+from rollbook.logservice.position_syntax import (
+    AtCursor,
+    AtOffset,
+    BeforeTail,
+    Earliest,
+    Latest,
+    Position,
+)
 from rollbook.proto.errors import (
     BeyondTail,
     EarlierFailed,
@@ -398,7 +405,7 @@ class FakeCore:
         """The logs that this server owns; the first server also has those without an owner."""
         await self._asked("watch_tails", request)
         # Imported here, with string annotations: regression tests run with versions that lack these.
-        from rollbook.logservice.core.tail_offset_table import Scope
+        from rollbook.logservice.core.tail_offsets import Scope
 
         scope, sent = Scope.of(request), dict[LogName, messages.TailOfLog]()
         while True:

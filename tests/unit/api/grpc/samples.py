@@ -10,7 +10,7 @@ from rollbook.logservice.core.record_block import pack_block
 from rollbook.logservice.ids import CursorName, LogName, Offset
 from rollbook.logservice.log_config import ConfigValues, LogConfig, WriterMode
 from rollbook.logservice.messages import Append, Seal
-from rollbook.logservice.positions import AtOffset, Position
+from rollbook.logservice.position_syntax import AtOffset, Position
 from rollbook.proto.errors import OffsetMismatch, RollbookError
 from rollbook.proto.quorum import Quorum
 

@@ -12,8 +12,8 @@ import pytest
 from rollbook.api.access.authenticator import Authenticator
 from rollbook.api.access.core.access_file import digest_of
 from rollbook.api.access.core.quotas import Meter
+from rollbook.api.client.async_client import Client, connect
 from rollbook.api.client.channels import Channels, Security
-from rollbook.api.client.client import Client, connect
 from rollbook.api.grpc.config import GrpcConfig
 from rollbook.api.grpc.peer_channels import GrpcPeers
 from rollbook.api.grpc.protobuf_conversion import pack

@@ -10,7 +10,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from rollbook.api.client.client import Client, connect
+from rollbook.api.client.async_client import Client, connect
 from rollbook.api.client.config import LogClientConfig
 from rollbook.api.grpc.config import GrpcConfig
 from rollbook.api.grpc.server import GrpcServer

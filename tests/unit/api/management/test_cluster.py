@@ -38,8 +38,8 @@ from rollbook.proto.ports import NO_SESSION, SessionEvent, SessionState
 from rollbook.proto.runtime.clock import SystemClock
 from rollbook.recovery.cluster_event_watch import ClusterEventLog
 from rollbook.recovery.config import WorkerConfig
+from rollbook.recovery.operation_nodes import RUNNER
 from rollbook.recovery.operation_runner import OperationRunner
-from rollbook.recovery.operations import RUNNER
 from rollbook.recovery.repair_task_nodes import BadCopies
 from tests.messages import raises_message
 from tests.support.ledger_cluster import LocalCluster

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rollbook.api.rest.running_operations import Facts
+from rollbook.api.rest.operation_registry import Facts
 from rollbook.bookie.stats import Stats
 from rollbook.proto.errors import BookieReadOnly, NoSuchLedger, Superseded
 

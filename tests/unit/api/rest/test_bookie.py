@@ -17,7 +17,7 @@ from rollbook.api.access.authenticator import Authenticator
 from rollbook.api.access.core.access_file import digest_of
 from rollbook.api.rest.bookie import OPEN_PATHS, AdminServer, make_app
 from rollbook.api.rest.bookie_models import LogLevel
-from rollbook.api.rest.running_operations import Facts, RunningOperations
+from rollbook.api.rest.operation_registry import Facts, RunningOperations
 from rollbook.api.rest.server import HttpConfig
 from rollbook.bookie.stats import Stats
 from rollbook.proto.errors import BadConfig, BookieFailed, Overloaded

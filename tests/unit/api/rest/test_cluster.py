@@ -19,7 +19,7 @@ from rollbook.api.access.core.grants import Duty, Grants
 from rollbook.api.access.management_rights import Managing
 from rollbook.api.rest import cluster as module
 from rollbook.api.rest.cluster import OPEN_PATHS, make_app
-from rollbook.api.rest.running_operations import RunningOperations
+from rollbook.api.rest.operation_registry import RunningOperations
 from rollbook.api.rest.server import HttpConfig, HttpServer
 from rollbook.proto.errors import OutcomeUnknown
 from rollbook.proto.ports import Address

@@ -17,7 +17,7 @@ from rollbook.api.rpc_methods import METHODS, CallKind
 from rollbook.logservice import messages
 from rollbook.logservice.ids import CursorName, LogName, Offset
 from rollbook.logservice.log_config import LogConfig, WriterMode
-from rollbook.logservice.positions import AtCursor
+from rollbook.logservice.position_syntax import AtCursor
 from rollbook.proto.errors import BadConfig, InvalidRequest, LogDeleted, MetadataUnavailable
 from rollbook.proto.runtime.prometheus_text import Metrics
 from tests.unit.api.grpc.samples import sample

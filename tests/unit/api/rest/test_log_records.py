@@ -37,7 +37,7 @@ from rollbook.logservice.core.record_block import Block, Record, pack_block
 from rollbook.logservice.ids import LogName, Offset, ProducerRef
 from rollbook.logservice.log_config import BATCH_RECORDS_CEILING
 from rollbook.logservice.messages import Records
-from rollbook.logservice.positions import AtOffset
+from rollbook.logservice.position_syntax import AtOffset
 from rollbook.proto.errors import EntryTooLarge
 from tests.unit.api.grpc.fake_core import FakeLog
 from tests.unit.api.rest import log_routes

@@ -7,7 +7,7 @@ from unittest import mock
 
 import pytest
 
-from rollbook.bookie.catalog import CatalogFiles
+from rollbook.bookie.catalog_files import CatalogFiles
 from rollbook.bookie.config import StorageConfig
 from rollbook.bookie.core.catalog_records import COMPACTED, Change
 from rollbook.bookie.sorted_log_writer import SortedLog

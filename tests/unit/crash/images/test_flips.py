@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from rollbook.bookie import record_file
+from rollbook.bookie import cached_record_reader
 from rollbook.bookie.core import replay as replay_module
 from rollbook.bookie.core.possible_losses import PossibleLosses
 from rollbook.bookie.core.record_format import RecordReader
@@ -89,7 +89,7 @@ BREAKS: dict[str, Break] = {
         RecordReader, "body", lambda self, record: self.damaged_body(record)
     ),
     "doubt is forgotten": lambda m: m.setattr(PossibleLosses, "about", lambda *_: False),
-    "all is proof": lambda m: m.setattr(record_file, "proves_itself", lambda *_: True),
+    "all is proof": lambda m: m.setattr(cached_record_reader, "proves_itself", lambda *_: True),
     "fences in damaged records are forgotten": lambda m: m.setattr(
         replay_module, "is_of_control", lambda _: False
     ),

@@ -7,7 +7,7 @@ from rollbook.logservice.core.ledger_list import LedgerList
 from rollbook.logservice.core.log_incarnations import check_life, text_of
 from rollbook.logservice.ids import LogName, LogUid, Offset
 from rollbook.logservice.log_config import LogConfig
-from rollbook.logservice.positions import AtOffset, parse_position
+from rollbook.logservice.position_syntax import AtOffset, parse_position
 from rollbook.proto.errors import InvalidRequest, LogReplaced, MetadataConflict
 
 LOG = LogName("ns", "log")

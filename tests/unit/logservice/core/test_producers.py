@@ -8,7 +8,7 @@ from typing import Final
 import pytest
 
 from rollbook.logservice.core import producers as module
-from rollbook.logservice.core.producer_memory import ProducerMemory
+from rollbook.logservice.core.producer_memory_budget import ProducerMemory
 from rollbook.logservice.core.producers import AppendedBatch, Producers
 from rollbook.logservice.ids import Offset, ProducerRef
 from rollbook.logservice.log_config import LogConfig

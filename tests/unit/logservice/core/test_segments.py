@@ -6,9 +6,16 @@ import pytest
 
 from rollbook.logservice.core.control_blocks import Barrier, Control, Follows, pack_control
 from rollbook.logservice.core.ledger_list import LedgerList, ListedSegmentState, Segment
-from rollbook.logservice.core.reader_trail import AwaitOwner, AwaitRoll, End, Enter, Gone, Trail
 from rollbook.logservice.core.record_block import Block, pack_block, stamped
 from rollbook.logservice.core.segment_lookup import find_segment, find_segment_at, from_last_settled
+from rollbook.logservice.core.segment_traversal import (
+    AwaitOwner,
+    AwaitRoll,
+    End,
+    Enter,
+    Gone,
+    Trail,
+)
 from rollbook.logservice.ids import (
     LogUid,
     Offset,

@@ -1,6 +1,6 @@
 """Logs of a dead server are taken over in half a second; a wrong address moves none back and forth."""
 
-from rollbook.logservice.core.peer_refusals import Refusals
+from rollbook.logservice.core.peer_failure_detector import Refusals
 from rollbook.logservice.core.takeover_backoff import TakeoverPatience
 from rollbook.logservice.ids import LogName
 

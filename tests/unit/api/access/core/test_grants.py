@@ -15,7 +15,7 @@ from rollbook.api.access.permission_errors import refusal_of
 from rollbook.api.rpc_methods import METHODS, CallKind
 from rollbook.logservice import messages
 from rollbook.logservice.ids import LogName, Offset, OwnerEpoch
-from rollbook.logservice.positions import AtOffset
+from rollbook.logservice.position_syntax import AtOffset
 from rollbook.proto.errors import BadConfig
 from tests.unit.api.grpc.samples import sample
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from rollbook.api.cli.explain.log_facts import Look
-from rollbook.api.client.client import Client
+from rollbook.api.client.async_client import Client
 from rollbook.logservice import messages
 from rollbook.logservice.ids import LogName, ServerId
 from rollbook.proto.errors import NoSuchLog, QuorumTimeout

@@ -14,7 +14,7 @@ from rollbook.api.cli import name_completion
 from rollbook.api.cli.context_option import at_context
 from rollbook.api.cli.log.commands import with_access
 from rollbook.api.cli.log.connection import LogAccess
-from rollbook.api.cli.log.writer_actions import acquire_writer
+from rollbook.api.cli.log.writer_epoch_actions import acquire_writer
 from rollbook.api.cli.main import rollbook
 from rollbook.api.client.url import parse_log_url
 from rollbook.api.context_file import Context, Contexts, load, path, save

@@ -5,7 +5,7 @@ import pytest
 from rollbook.api.cli.log.record_format import compile_format
 from rollbook.logservice.core.record_block import NO_HEADERS, Record
 from rollbook.logservice.ids import Offset
-from rollbook.logservice.positions import AtTime, parse_position
+from rollbook.logservice.position_syntax import AtTime, parse_position
 from rollbook.proto.errors import InvalidRequest
 
 TIME_US = 1_795_219_200_000_042

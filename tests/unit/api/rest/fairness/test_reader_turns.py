@@ -21,7 +21,7 @@ from rollbook.logservice.messages import (
     Records,
     WaitsFor,
 )
-from rollbook.logservice.positions import AtOffset, Latest, Position
+from rollbook.logservice.position_syntax import AtOffset, Latest, Position
 from rollbook.proto.errors import NotOwner, Overloaded, OwnerChanging
 from tests.unit.api.rest.log_routes import LOG, SSE, Site
 

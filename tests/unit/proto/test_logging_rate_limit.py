@@ -1,4 +1,4 @@
-from rollbook.proto.event_budget import EventBudget
+from rollbook.proto.logging_rate_limit import EventBudget
 
 S = 10**9
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rollbook.ledger.core.lost_bookies import LostMembers, reason_to_leave
+from rollbook.ledger.core.lost_bookie_rules import LostMembers, reason_to_leave
 from rollbook.proto.cluster.bookie_watcher import LiveBookies
 from rollbook.proto.formats.service_info import (
     DOUBTING,

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from rollbook.api.wal.shared_barrier import SharedBarrier
+from rollbook.api.wal.shared_tail_request import SharedBarrier
 from rollbook.logservice.ids import Offset
 from rollbook.proto.errors import QuorumTimeout, RollbookError
 from tests.messages import raises_message

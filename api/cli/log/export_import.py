@@ -25,7 +25,7 @@ from rollbook.api.cli.log.export_format import (
 )
 from rollbook.api.cli.output import tell
 from rollbook.api.cli.progress_bars import bar_of_shares
-from rollbook.api.client.client import Client
+from rollbook.api.client.async_client import Client
 from rollbook.api.client.core.retries_and_outcomes import again
 from rollbook.api.client.log import Log
 from rollbook.api.client.producer_numbering import PRODUCER_ID_BYTES

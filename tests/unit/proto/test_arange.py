@@ -5,8 +5,8 @@ from typing import Literal
 
 import pytest
 
+from rollbook.proto.arange import array_of
 from rollbook.proto.wire.adds import RUN_MAX
-from rollbook.proto.wire.array_from_range import array_of
 
 
 @pytest.mark.parametrize("count", [0, 1, 31, 32, 33, 1_000, RUN_MAX, RUN_MAX + 1])

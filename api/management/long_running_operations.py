@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rollbook.api.cli.ledger.segment_guard import HTTP_INSTEAD_OF_RECOVERY, require_no_part
-from rollbook.api.cli.recovery.bookie import require_absent
+from rollbook.api.cli.recovery.recover_bookies import require_absent
 from rollbook.api.management.store_calls import StoreCalls, steps_for_http
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.proto.errors import InvalidRequest, Missing, OutcomeUnknown
@@ -15,7 +15,7 @@ from rollbook.proto.ids import BookieId, parse_bookie_id
 from rollbook.proto.ports import Clock
 from rollbook.recovery.bookie_decommission import Departures
 from rollbook.recovery.core.operations import LastingOperation, id_of_key
-from rollbook.recovery.operations import OperationNodes
+from rollbook.recovery.operation_nodes import OperationNodes
 
 Facts = dict[str, Any]
 

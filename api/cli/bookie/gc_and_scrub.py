@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from rollbook.api.cli.bookie.connection import (
+from rollbook.api.cli.bookie.target import (
     API_PATH,
     Where,
     bookie_command,

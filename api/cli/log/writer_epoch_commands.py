@@ -1,5 +1,5 @@
 """The commands of `rollbook log writer`, which manage the writer of an exclusive log. Their actions are in
-`writer_actions.py`.
+`writer_epoch_actions.py`.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -41,9 +41,9 @@ def group() -> None:
 @bare_output_option
 def show(access: "LogAccess", **how: Any) -> None:
     """Show the current writer of a log. `-o raw` prints the epoch."""
-    from rollbook.api.cli.log import writer_actions
+    from rollbook.api.cli.log import writer_epoch_actions
 
-    writer_actions.show_writer(access, **how)
+    writer_epoch_actions.show_writer(access, **how)
 
 
 @group.command(
@@ -79,9 +79,9 @@ def show(access: "LogAccess", **how: Any) -> None:
 @bare_output_option
 def acquire(access: "LogAccess", **how: Any) -> None:
     """Become the writer of a log, if it has none. `-o raw` prints the epoch."""
-    from rollbook.api.cli.log import writer_actions
+    from rollbook.api.cli.log import writer_epoch_actions
 
-    writer_actions.acquire_writer(access, **how)
+    writer_epoch_actions.acquire_writer(access, **how)
 
 
 @group.command(
@@ -97,6 +97,6 @@ def acquire(access: "LogAccess", **how: Any) -> None:
 @bare_output_option
 def release(access: "LogAccess", **how: Any) -> None:
     """Release a writer epoch, so that another writer can acquire one."""
-    from rollbook.api.cli.log import writer_actions
+    from rollbook.api.cli.log import writer_epoch_actions
 
-    writer_actions.release_writer(access, **how)
+    writer_epoch_actions.release_writer(access, **how)

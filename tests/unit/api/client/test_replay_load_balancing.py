@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from rollbook.api.client.multi_server_read import AnyServer, ReplayRange, runs_of
 from rollbook.api.client.owner_cache import OwnerCache
+from rollbook.api.client.replay_load_balancing import AnyServer, ReplayRange, runs_of
 from rollbook.logservice.ids import LogName, Offset, SegmentId
 from rollbook.logservice.messages import SegmentState, SegmentView
 from rollbook.proto.errors import ServerUnreachable

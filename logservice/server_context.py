@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from rollbook.ledger.ledgers import Ledgers
-from rollbook.logservice.core.producer_memory import ProducerMemory
+from rollbook.logservice.core.producer_memory_budget import ProducerMemory
 from rollbook.logservice.ids import ServerInfo
 from rollbook.logservice.log_metadata import LogMetadataStore
 from rollbook.logservice.stall_detector import StallDetector

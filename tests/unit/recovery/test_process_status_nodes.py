@@ -7,7 +7,7 @@ import pytest
 from rollbook.proto.cluster.cluster_root import Cluster, initialise
 from rollbook.proto.metastore.memory import MemoryService
 from rollbook.proto.ports import MetadataStore
-from rollbook.recovery.process_status import (
+from rollbook.recovery.process_status_nodes import (
     PresenceNodes,
     ProcessStatus,
     pack_presence,

@@ -22,15 +22,15 @@ from pyspark.sql.types import StructType
 
 from rollbook.api.spark.archive_folder import STEPS, place_of
 from rollbook.api.spark.arrow import Batches
-from rollbook.api.spark.columns import schema_of
 from rollbook.api.spark.core.archive import ArchiveFile, unsigned
 from rollbook.api.spark.core.options import access_of, values_of
 from rollbook.api.spark.core.plan import Span
 from rollbook.api.spark.failures import original_from_spark, shown_in_spark
 from rollbook.api.spark.fetch import slices_of
 from rollbook.api.spark.parquet_output import written
-from rollbook.api.spark.scan_rows import ROWS, RecordOrder, facts_row, record_rows
+from rollbook.api.spark.scan_result_rows import ROWS, RecordOrder, facts_row, record_rows
 from rollbook.api.spark.shared_client import ServerChannel, channel_of
+from rollbook.api.spark.source_schema import schema_of
 from rollbook.proto.errors import Corrupt, RollbookError
 
 

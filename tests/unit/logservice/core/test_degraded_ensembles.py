@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from rollbook.logservice.core.degraded_segments import (
+from rollbook.logservice.core.degraded_ensembles import (
     ALL_COPIES,
     FULL_ENSEMBLE,
     VACANT_SLOT,

@@ -25,7 +25,7 @@ from rollbook.api.cli.context_option import named_of
 from rollbook.api.cli.debug import metrics_scrape
 from rollbook.api.cli.log.connection import LogAccess
 from rollbook.api.cli.metadata_option import Metadata, metadata_that_is_meant
-from rollbook.api.client.client import Client
+from rollbook.api.client.async_client import Client
 from rollbook.api.context_file import find
 from rollbook.logservice import messages
 from rollbook.logservice.ids import LogName

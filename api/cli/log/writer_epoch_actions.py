@@ -6,13 +6,13 @@ from typing import Any
 from rollbook.api.cli.confirm import ask_whether
 from rollbook.api.cli.log.connection import LogAccess
 from rollbook.api.cli.output import tell
-from rollbook.api.client.client import Client
+from rollbook.api.client.async_client import Client
 from rollbook.api.client.log import Log
 from rollbook.api.client.unary_calls import new_attempt
 from rollbook.logservice import messages
 from rollbook.logservice.ids import LogName, WriterEpoch
 from rollbook.logservice.log_config import WriterMode
-from rollbook.logservice.positions import parse_age_us
+from rollbook.logservice.position_syntax import parse_age_us
 from rollbook.proto.errors import InvalidRequest, Outcome, RollbookError, WriterHeld
 
 

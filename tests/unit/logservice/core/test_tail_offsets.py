@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from rollbook.logservice.core.ledger_list import LedgerList, ListedLogState
-from rollbook.logservice.core.tail_offset_table import (
+from rollbook.logservice.core.tail_offsets import (
     NAMED_MAX,
     MergedTails,
     ReportSource,

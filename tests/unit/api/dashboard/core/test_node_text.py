@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from rollbook.api.dashboard.core.secret_masking import HIDDEN, node_text
+from rollbook.api.dashboard.core.node_text import HIDDEN, node_text
 from rollbook.recovery.core.callback_queue import RegisteredCallback, pack_callback
 
 

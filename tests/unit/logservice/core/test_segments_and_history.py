@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from rollbook.logservice.core.ledger_list import LedgerList, ListedSegmentState, LogEvent, Segment
-from rollbook.logservice.core.log_descriptions import history_of, segments_page
 from rollbook.logservice.core.roll_rules import SEGMENTS_MAX
+from rollbook.logservice.core.segments_and_history import history_of, segments_page
 from rollbook.logservice.ids import FIRST_SEGMENT, Offset, OwnerEpoch, SegmentId
 from rollbook.proto.ids import LedgerId
 from tests.unit.logservice.lists import ANNA, BERT, EMPTY, closed

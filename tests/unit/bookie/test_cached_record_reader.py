@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import pytest
 
+from rollbook.bookie.cached_record_reader import Cache, RecordFile
 from rollbook.bookie.core.byte_cache import ByteCache
 from rollbook.bookie.core.record_format import (
     FILE_HEADER_BYTES,
@@ -17,7 +18,6 @@ from rollbook.bookie.core.record_format import (
     RecordKind,
 )
 from rollbook.bookie.core.record_packer import RecordPacker
-from rollbook.bookie.record_file import Cache, RecordFile
 from rollbook.proto.ports import Buffer
 
 T = TypeVar("T")

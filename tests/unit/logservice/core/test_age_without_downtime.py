@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from rollbook.logservice.core.downtime_gaps import (
+from rollbook.logservice.core.age_without_downtime import (
     GAPS_MAX,
     NO_GAPS,
     LivedTime,
