@@ -134,7 +134,7 @@ def openapi() -> dict[str, Any]:
 
 
 def openapi_of_management() -> dict[str, Any]:
-    from rollbook.api.rest.cluster import make_app
+    from rollbook.api.rest.cluster_app import make_app
 
     nothing = cast(Any, None)
     return make_app(nothing, nothing, nothing, nothing).openapi()

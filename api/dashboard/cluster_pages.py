@@ -12,7 +12,8 @@ from rollbook.api.dashboard.page_context import ShowPage, Visit
 from rollbook.api.dashboard.page_dependencies import PageSources
 from rollbook.api.dashboard.parts import Screen, with_query
 from rollbook.api.rest.callback_routes import may_see_urls
-from rollbook.api.rest.cluster import PAGE, local_operation
+from rollbook.api.rest.cluster_route_parameters import PAGE
+from rollbook.api.rest.operation_routes import local_operation
 from rollbook.proto.errors import InvalidRequest
 
 

@@ -7,8 +7,10 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Body
 
 from rollbook.api.access.core.grants import Duty
-from rollbook.api.rest.cluster import ACTS, BookieActs, BookieName, ClusterAdmin
+from rollbook.api.rest.bookie_routes import BookieActs
+from rollbook.api.rest.cluster_admin import ACTS, ClusterAdmin
 from rollbook.api.rest.cluster_models import BookiePage
+from rollbook.api.rest.cluster_route_parameters import BookieName
 from rollbook.api.rest.problems import describe_problems
 from rollbook.proto.errors import BookieUnreachable, InvalidRequest, Missing
 

@@ -1,7 +1,7 @@
 """Management routes for callbacks, which receive the events of a cluster."""
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Response
 
@@ -9,7 +9,7 @@ from rollbook.api.access.authenticator import CALLER
 from rollbook.api.access.core.grants import Duty
 from rollbook.api.access.management_rights import Managing
 from rollbook.api.rest.callback_target import origin_of
-from rollbook.api.rest.cluster import ACTS, AWAY, ClusterAdmin
+from rollbook.api.rest.cluster_admin import ACTS, AWAY, ClusterAdmin
 from rollbook.api.rest.cluster_models import (
     Callback,
     Callbacks,
@@ -23,25 +23,6 @@ from rollbook.api.rest.problems import describe_problems
 from rollbook.proto.errors import InvalidRequest, Missing, Overloaded
 
 CallbackId = Annotated[str, Path(min_length=1, max_length=100)]
-
-
-class CallbackAdmin(Protocol):
-    """Every method raises `MetadataUnavailable` while the metadata store is unavailable."""
-
-    async def list(self, *, shows_urls: bool) -> Sequence[Facts]: ...
-
-    async def read(self, callback_id: str, *, shows_urls: bool) -> Facts:
-        """Raises `Missing`."""
-
-    async def create(
-        self, url: str, kinds: Sequence[str], bookie: str | None, principal: str
-    ) -> Facts: ...
-
-    async def delete(self, callback_id: str) -> Facts: ...
-
-    async def test(self, callback_id: str) -> Facts: ...
-
-    async def deliveries(self, callback_id: str) -> Facts: ...
 
 
 def may_see_urls() -> bool:

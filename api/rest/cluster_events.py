@@ -5,8 +5,9 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 
-from rollbook.api.rest.cluster import AWAY, PAGE, ClusterAdmin
+from rollbook.api.rest.cluster_admin import AWAY, ClusterAdmin
 from rollbook.api.rest.cluster_models import ClusterEvents
+from rollbook.api.rest.cluster_route_parameters import PAGE
 from rollbook.api.rest.problems import describe_problems
 from rollbook.proto.errors import Missing
 from rollbook.recovery.core.event_derivation import EventKind

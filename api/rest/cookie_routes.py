@@ -7,16 +7,11 @@ from typing import Any
 from fastapi import APIRouter
 
 from rollbook.api.access.core.grants import Duty
-from rollbook.api.rest.cluster import (
-    ACTS,
-    AWAY,
-    GOES_ON,
-    BookieActs,
-    BookieName,
-    ClusterAdmin,
-    begun_answer,
-)
+from rollbook.api.rest.bookie_routes import BookieActs
+from rollbook.api.rest.cluster_admin import ACTS, AWAY, ClusterAdmin
 from rollbook.api.rest.cluster_models import Cookies, StoredCookie, WantedCookie, WantedDirectories
+from rollbook.api.rest.cluster_route_parameters import BookieName
+from rollbook.api.rest.operation_routes import GOES_ON, begun_answer
 from rollbook.api.rest.problems import describe_problems
 from rollbook.proto.errors import InvalidRequest, LifecycleConflict, Missing, NodeExists, Overloaded
 

@@ -6,21 +6,8 @@ from fastapi import APIRouter, Query, Response
 
 from rollbook.api.access.core.grants import Duty
 from rollbook.api.access.management_rights import Managing
-from rollbook.api.rest.cluster import (
-    ACTS,
-    AWAY,
-    GOES_ON,
-    PAGE,
-    BookieActs,
-    ClusterAdmin,
-    IdempotencyKey,
-    LedgerNumber,
-    Limit,
-    begin,
-    begin_problems,
-    begun_answer,
-    begun_at,
-)
+from rollbook.api.rest.bookie_routes import BookieActs
+from rollbook.api.rest.cluster_admin import ACTS, AWAY, ClusterAdmin
 from rollbook.api.rest.cluster_models import (
     BadLedgers,
     ClusterLedgers,
@@ -28,7 +15,15 @@ from rollbook.api.rest.cluster_models import (
     DeletedLedger,
     LedgerWithPlaces,
 )
+from rollbook.api.rest.cluster_route_parameters import PAGE, IdempotencyKey, LedgerNumber, Limit
 from rollbook.api.rest.operation_registry import Facts
+from rollbook.api.rest.operation_routes import (
+    GOES_ON,
+    begin,
+    begin_problems,
+    begun_answer,
+    begun_at,
+)
 from rollbook.api.rest.problems import describe_problems
 from rollbook.proto.errors import (
     InvalidRequest,

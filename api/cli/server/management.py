@@ -23,7 +23,7 @@ from rollbook.api.dashboard.sampler import Sampler
 from rollbook.api.dashboard.viewer_log_client import IN_THE_CLEAR, LogServers, LogTls
 from rollbook.api.management.cluster import ClusterManagement, PagesOf
 from rollbook.api.management.store_calls import StoreWatch
-from rollbook.api.rest.cluster import OPEN_PATHS, make_app
+from rollbook.api.rest.cluster_app import OPEN_PATHS, make_app
 from rollbook.api.rest.operation_registry import RunningOperations
 from rollbook.api.rest.request_limits import Bounds
 from rollbook.api.rest.server import HttpConfig, HttpServer

@@ -26,7 +26,7 @@ from rollbook.api.dashboard.page_dependencies import OwnProcess, PageSources
 from rollbook.api.dashboard.parts import Screen
 from rollbook.api.dashboard.responses import refused
 from rollbook.api.dashboard.viewer_log_client import LogServers
-from rollbook.api.rest.cluster import OPEN_PATHS, make_app
+from rollbook.api.rest.cluster_app import OPEN_PATHS, make_app
 from rollbook.api.rest.operation_registry import RunningOperations
 from rollbook.api.rest.server import HttpConfig, HttpServer
 from rollbook.proto.errors import BookieFailed, BookieUnreachable, InvalidRequest, Missing
@@ -39,7 +39,7 @@ from tests.unit.api.dashboard.core.test_markup import HOSTILE, Reader
 from tests.unit.api.dashboard.fake_logs import FakeLogs, a_record
 from tests.unit.api.rest.fake_cluster import FakeCluster, a_bookie, a_ledger
 from tests.unit.api.rest.http_client import Answer, Client
-from tests.unit.api.rest.test_cluster import access_file
+from tests.unit.api.rest.test_cluster_app import access_file
 
 HERE = "/dashboard"
 SCREENS = (

@@ -9,7 +9,7 @@ from rollbook.api.access.authenticator import Authenticator
 from tests.rest import browser
 from tests.unit.api.dashboard.test_app import HERE, SCREENS, Site
 from tests.unit.api.rest.fake_cluster import a_bookie
-from tests.unit.api.rest.test_cluster import access_file
+from tests.unit.api.rest.test_cluster_app import access_file
 
 
 async def test_a_bookie_is_drained_in_a_browser(tmp_path: Path) -> None:
