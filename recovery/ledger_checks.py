@@ -46,7 +46,7 @@ from rollbook.proto.tasks import TaskGroup
 from rollbook.proto.wire.digest import LedgerDigest
 from rollbook.proto.wire.entry_list import EntryList
 from rollbook.proto.wire.messages import ListEntries, ListEntriesReply
-from rollbook.recovery.audit_orders import CheckTimes
+from rollbook.recovery.check_times import CheckTimes
 from rollbook.recovery.config import AuditConfig
 from rollbook.recovery.copy_limits import Throttle
 from rollbook.recovery.core.auditor_rules import is_check_due

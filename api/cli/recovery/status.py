@@ -16,7 +16,7 @@ from rollbook.proto.cluster.underreplication_marks import Marks, MarkTree
 from rollbook.proto.errors import BadMetadata, UnsupportedVersion
 from rollbook.proto.ids import BookieId, LedgerId, parse_bookie_id
 from rollbook.proto.ports import MetadataStore
-from rollbook.recovery.audit_orders import CheckTimes
+from rollbook.recovery.check_times import CheckTimes
 from rollbook.recovery.config import AuditConfig
 from rollbook.recovery.core.ledger_checks import CheckKind
 from rollbook.recovery.core.repair_failures import Failure

@@ -21,7 +21,7 @@ from rollbook.proto.ports import MetadataStore
 from rollbook.proto.runtime.clock import SystemClock
 from rollbook.proto.wire.digest import DigestType, Entry, LedgerDigest, ledger_key
 from rollbook.recovery import ledger_checks
-from rollbook.recovery.audit_orders import CheckTimes
+from rollbook.recovery.check_times import CheckTimes
 from rollbook.recovery.config import AuditConfig
 from rollbook.recovery.copier import Copier
 from rollbook.recovery.copy_limits import ByteBudget, Throttle
