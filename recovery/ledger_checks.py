@@ -63,7 +63,7 @@ from rollbook.recovery.core.ledger_checks import (
 from rollbook.recovery.core.repair_plan import SlotRepair, lacking_in, windows
 from rollbook.recovery.ledger_repair import mean_entry_bytes, pick_for_racks
 from rollbook.recovery.metastore_outage_retries import AWAY, LOOK_AGAIN_S, patiently, until_done
-from rollbook.recovery.repair_task_nodes import BadCopies
+from rollbook.recovery.repair_failure_nodes import BadCopies
 
 logger = structlog.get_logger()
 

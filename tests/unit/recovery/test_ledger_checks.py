@@ -28,7 +28,7 @@ from rollbook.recovery.copy_limits import ByteBudget, Throttle
 from rollbook.recovery.core.ledger_checks import CheckKind
 from rollbook.recovery.ledger_checks import Checks, CheckSchedule, CheckState
 from rollbook.recovery.recovery_adds import Restorer
-from rollbook.recovery.repair_task_nodes import BadCopies
+from rollbook.recovery.repair_failure_nodes import BadCopies
 from rollbook.recovery.worker import Worker
 from tests.support.ledger_cluster import LocalCluster
 from tests.unit.recovery.test_worker import CONFIG, LOST, PATIENCE_S, QUICK, Site, site_of

@@ -34,10 +34,10 @@ from rollbook.recovery.autorecovery import (
 )
 from rollbook.recovery.bookie_decommission import Departures
 from rollbook.recovery.config import AuditConfig, HealConfig, StewardConfig, WorkerConfig
+from rollbook.recovery.drain_task_nodes import STEWARD
 from rollbook.recovery.known_incarnations import WholeNodes
 from rollbook.recovery.recovery_adds import Restorer
 from rollbook.recovery.recovery_orders import AuditOrders
-from rollbook.recovery.repair_task_nodes import STEWARD
 from tests.simulation.checkers.cluster import ClusterChecker, HeldLedger
 from tests.simulation.history import NEVER
 from tests.simulation.kernel.world import Main, Node
