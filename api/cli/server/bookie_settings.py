@@ -8,7 +8,6 @@ from typing import Any, Final, TypeVar
 
 import structlog
 
-from rollbook.api.cli.real_machine import check_log_level
 from rollbook.bookie.bk_server_conf import KEYS_OF, lines_of_keys, parse_properties, translate
 from rollbook.bookie.bookie import Settings, addresses_of, tls_address_of
 from rollbook.bookie.config import BookieConfig, ServerConfig, SpaceConfig, StorageConfig
@@ -25,6 +24,7 @@ from rollbook.proto.runtime.config import (
     variables_of_flags,
 )
 from rollbook.proto.runtime.host_addresses import address_of_this_host, name_of_this_host
+from rollbook.proto.runtime.logging_setup import check_log_level
 from rollbook.proto.runtime.metastore import open_metadata_store
 
 logger = structlog.get_logger()
