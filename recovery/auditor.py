@@ -30,7 +30,7 @@ from rollbook.proto.errors import BadMetadata, MetadataConflict, SessionExpired
 from rollbook.proto.ids import BookieId, LedgerId
 from rollbook.proto.ports import Clock, MetadataStore
 from rollbook.proto.tasks import TaskGroup
-from rollbook.recovery.audit_orders import AuditOrders, CheckTimes
+from rollbook.recovery.check_times import CheckTimes
 from rollbook.recovery.config import AuditConfig
 from rollbook.recovery.core.auditor_rules import Backlog, Losses
 from rollbook.recovery.core.ledger_checks import CheckKind
@@ -38,6 +38,7 @@ from rollbook.recovery.core.ledger_index_rows import IndexRow, good_copies
 from rollbook.recovery.ledger_checks import Checks, CheckSchedule, CheckState
 from rollbook.recovery.ledger_index import LedgerIndex
 from rollbook.recovery.metastore_outage_retries import LOOK_AGAIN_S, follow, patiently, until_done
+from rollbook.recovery.recovery_orders import AuditOrders
 
 logger = structlog.get_logger()
 

@@ -30,13 +30,13 @@ from rollbook.recovery.callback_sender import CallbackSender, Post
 from rollbook.recovery.cluster_event_watch import ClusterEventLog
 from rollbook.recovery.config import AuditConfig, HealConfig, StewardConfig, WorkerConfig
 from rollbook.recovery.drain_steward import Steward
+from rollbook.recovery.drain_task_nodes import STEWARD
 from rollbook.recovery.ledger_checks import Checks
 from rollbook.recovery.ledger_index import LedgerIndex
 from rollbook.recovery.metastore_outage_retries import patiently, until_done
 from rollbook.recovery.operation_nodes import RUNNER
 from rollbook.recovery.operation_runner import OperationKind, OperationRunner
 from rollbook.recovery.process_status_nodes import PresenceNodes, ProcessStatus
-from rollbook.recovery.repair_task_nodes import STEWARD
 from rollbook.recovery.restore_scheduler import DoubtsOf, RestoreScheduler
 from rollbook.recovery.stats import RecoveryStats
 from rollbook.recovery.worker import Worker

@@ -48,7 +48,7 @@ from rollbook.recovery.core.operations import is_operation_id, unpack_operation
 from rollbook.recovery.core.repair_failures import unpack_failure
 from rollbook.recovery.metastore_outage_retries import until_done
 from rollbook.recovery.operation_nodes import OPERATIONS
-from rollbook.recovery.repair_task_nodes import BAD, FAILURES
+from rollbook.recovery.repair_failure_nodes import BAD, FAILURES
 
 logger = structlog.get_logger()
 

@@ -2,7 +2,7 @@
 knowing it, while its process is the elected steward. The steward is elected apart from BookKeeper's auditor,
 which may be Java's and knows of neither task.
 
-    lifecycles ──► core/drain_steps.py ──► repair_task_nodes.py ──► workers copy, the index hears of it
+    lifecycles ──► core/drain_steps.py ──► drain_task_nodes.py ──► workers copy, the index hears of it
                         │
                         └──► bookie_ledger_scan.py ──► Drained      `core/lifecycle.py`
     incarnations ─────────────────────► tasks ──► known_incarnations.py
@@ -53,10 +53,11 @@ from rollbook.recovery.core.drain_steps import DrainFacts, Step, is_stuck, next_
 from rollbook.recovery.core.ledger_index_rows import IndexRow
 from rollbook.recovery.core.lifecycle import fail, finish, revert
 from rollbook.recovery.core.repair_failures import Failure
+from rollbook.recovery.drain_task_nodes import DrainTasks
 from rollbook.recovery.known_incarnations import WholeNodes
 from rollbook.recovery.ledger_index import LedgerIndex
 from rollbook.recovery.metastore_outage_retries import patiently, until_done
-from rollbook.recovery.repair_task_nodes import DrainTasks, Failures
+from rollbook.recovery.repair_failure_nodes import Failures
 from rollbook.recovery.restore_scheduler import DoubtState, RestoreScheduler
 
 logger = structlog.get_logger()

@@ -46,7 +46,7 @@ from rollbook.proto.tasks import TaskGroup
 from rollbook.proto.wire.digest import LedgerDigest
 from rollbook.proto.wire.entry_list import EntryList
 from rollbook.proto.wire.messages import ListEntries, ListEntriesReply
-from rollbook.recovery.audit_orders import CheckTimes
+from rollbook.recovery.check_times import CheckTimes
 from rollbook.recovery.config import AuditConfig
 from rollbook.recovery.copy_limits import Throttle
 from rollbook.recovery.core.auditor_rules import is_check_due
@@ -63,7 +63,7 @@ from rollbook.recovery.core.ledger_checks import (
 from rollbook.recovery.core.repair_plan import SlotRepair, lacking_in, windows
 from rollbook.recovery.ledger_repair import mean_entry_bytes, pick_for_racks
 from rollbook.recovery.metastore_outage_retries import AWAY, LOOK_AGAIN_S, patiently, until_done
-from rollbook.recovery.repair_task_nodes import BadCopies
+from rollbook.recovery.repair_failure_nodes import BadCopies
 
 logger = structlog.get_logger()
 

@@ -34,14 +34,15 @@ from rollbook.proto.formats.lifecycle import LifecycleState
 from rollbook.proto.ids import BookieId, LedgerId
 from rollbook.proto.ports import Check, Clock, MetadataStore
 from rollbook.proto.tasks import TaskGroup
-from rollbook.recovery.audit_orders import RateOrder
 from rollbook.recovery.config import WorkerConfig
 from rollbook.recovery.copy_limits import ByteBudget, Throttle
 from rollbook.recovery.core.repair_failures import after_failure, next_look_s
 from rollbook.recovery.core.repair_plan import GracePeriods
+from rollbook.recovery.drain_task_nodes import DrainTasks
 from rollbook.recovery.ledger_repair import LedgerRepair, OpenEnd, Repair, RepairLimits, RepairOrder
 from rollbook.recovery.metastore_outage_retries import AWAY, follow, patiently, until_done
-from rollbook.recovery.repair_task_nodes import BadCopies, DrainTasks, Failures
+from rollbook.recovery.recovery_orders import RateOrder
+from rollbook.recovery.repair_failure_nodes import BadCopies, Failures
 
 logger = structlog.get_logger()
 

@@ -25,7 +25,7 @@ from rollbook.proto.errors import (
     UnsupportedVersion,
 )
 from rollbook.proto.ids import EntryId, LedgerId, parse_bookie_id
-from rollbook.recovery.repair_task_nodes import BadCopies, Failures
+from rollbook.recovery.repair_failure_nodes import BadCopies, Failures
 
 Facts = dict[str, Any]
 

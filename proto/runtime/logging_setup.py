@@ -7,6 +7,7 @@ from typing import Any, Final, TextIO, cast
 
 import structlog
 
+from rollbook.proto.errors import BadConfig
 from rollbook.proto.printable import harmless
 
 LEVELS: Final = ("debug", "info", "warning", "error")
@@ -49,6 +50,11 @@ def configure_logs(
         cache_logger_on_first_use=False,
     )
     set_level(level)
+
+
+def check_log_level(level: str) -> None:
+    if level not in LEVELS:
+        raise BadConfig(f"log_level must be {', '.join(LEVELS)}", settings=("log_level",))
 
 
 def log_as_a_library() -> None:

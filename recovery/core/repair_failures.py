@@ -2,8 +2,8 @@
 
 JSON, `{"attempts": 3, "in_a_row": 2, "code": "BOOKIE_UNREACHABLE", "message": "…", "failed_ms": 17…,
 "next_try_ms": 17…, "losses": [[0, 11, ["b1:3181", "b2:3181"]]], "drains": ["4e0c…"], "version": 1}`, in one
-node for each ledger (`recovery/repair_task_nodes.py`). The node is in our own tree, since a mark has no field for it, and
-is removed when the repair succeeds.
+node for each ledger (`recovery/repair_failure_nodes.py`). The node is in our own tree, since a mark has no field for
+it, and is removed when the repair succeeds.
 
 `attempts` counts all attempts and sets the pause. `in_a_row` counts only the latest consecutive attempts that
 ended with this `code`: one refusal after three other errors must not count as four refusals.

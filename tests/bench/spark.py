@@ -24,9 +24,10 @@ import rollbook
 from rollbook.api import spark as rollbook_spark
 from rollbook.api.client.sync import SyncClient, SyncLog
 from rollbook.api.spark.archive_folder import Archive
-from rollbook.api.spark.pipelines.connection import Way, selection_of
+from rollbook.api.spark.pipelines.connection import Way
 from rollbook.api.spark.pipelines.export import ExportOptions, export
 from rollbook.api.spark.pipelines.job_report import Report
+from rollbook.api.spark.pipelines.log_selection import selection_of
 from rollbook.logservice.log_config import LogConfig
 from tests.bench import Figure, judged, parts_of, show_progress
 from tests.bench.load.spark_sources import PARTITIONS, Clock, Generated

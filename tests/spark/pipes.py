@@ -14,9 +14,10 @@ from rollbook.api.spark.batch import read_task
 from rollbook.api.spark.checksum_scan import Measured, Piece, ScanSource, packed
 from rollbook.api.spark.core.options import source_options, values_of
 from rollbook.api.spark.pipelines.audit import ArchiveAudit
-from rollbook.api.spark.pipelines.connection import Way, selection_of
+from rollbook.api.spark.pipelines.connection import Way
 from rollbook.api.spark.pipelines.export import Export, ExportOptions
 from rollbook.api.spark.pipelines.job_report import Report
+from rollbook.api.spark.pipelines.log_selection import selection_of
 from rollbook.api.spark.source_schema import schema_of
 from tests.regressions.lone_server import Site
 from tests.spark.drive import copied

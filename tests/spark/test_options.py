@@ -13,7 +13,7 @@ from rollbook.api.spark.core.options import (
     source_options,
     values_of,
 )
-from rollbook.api.spark.pipelines.connection import selection_of
+from rollbook.api.spark.pipelines.log_selection import selection_of
 from rollbook.api.spark.tails import namespace_of
 from rollbook.logservice.ids import Offset
 from rollbook.logservice.position_syntax import Ago, AtOffset, AtTime, Earliest, Latest

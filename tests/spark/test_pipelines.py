@@ -10,9 +10,10 @@ from rollbook.api.client.sync import SyncClient
 from rollbook.api.spark.archive_folder import Archive
 from rollbook.api.spark.core import mirror_origin
 from rollbook.api.spark.pipelines.audit import audit, audit_mirror
-from rollbook.api.spark.pipelines.connection import Way, selection_of
+from rollbook.api.spark.pipelines.connection import Way
 from rollbook.api.spark.pipelines.export import ExportOptions, export
 from rollbook.api.spark.pipelines.job_report import Report
+from rollbook.api.spark.pipelines.log_selection import selection_of
 from rollbook.api.spark.pipelines.mirror import mirror
 from rollbook.proto.errors import ArchiveUnwritable
 from tests.regressions.lone_server import Site

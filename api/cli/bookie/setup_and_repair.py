@@ -15,6 +15,7 @@ from rollbook.bookie.core.suggested_commands import FORMAT, INIT, REJOIN, WRITE_
 from rollbook.proto.printable import harmless
 
 if TYPE_CHECKING:  # Imported when a command needs them, to keep `--help` quick.
+    from rollbook.bookie.bookie import Settings
     from rollbook.bookie.core.identity import Diagnosis
     from rollbook.bookie.identity import Formatted, Identity
 
@@ -45,7 +46,7 @@ def init(output: str, **flags: Any) -> None:
             await lock.release()
         return {"bookie_id": identity.bookie_id, "incarnation": identity.incarnation}
 
-    show_facts(_run(flags, make), output)
+    show_facts(_run_with_identity(flags, make), output)
 
 
 @click.command(
@@ -73,7 +74,7 @@ def format_bookie(output: str, yes: bool, **flags: Any) -> None:
     async def erase(identity: "Identity") -> dict[str, Any]:
         return _facts(identity, await identity.format(_PATIENCE_S))
 
-    show_facts(_run(flags, erase), output)
+    show_facts(_run_with_identity(flags, erase), output)
 
 
 @click.command(
@@ -95,7 +96,7 @@ def rejoin(output: str, **flags: Any) -> None:
     async def mend(identity: "Identity") -> dict[str, Any]:
         return {"bookie_id": identity.bookie_id, "incarnation": await identity.rejoin()}
 
-    show_facts(_run(flags, mend), output)
+    show_facts(_run_with_identity(flags, mend), output)
 
 
 @click.command(
@@ -126,7 +127,7 @@ def write_off(output: str, yes: bool, **flags: Any) -> None:
 
         return _facts(identity, await identity.write_off(SystemClock()))
 
-    show_facts(_run(flags, give_up), output)
+    show_facts(_run_with_identity(flags, give_up), output)
 
 
 @click.command(
@@ -145,12 +146,12 @@ def doctor(context: click.Context, /, output: str, **flags: Any) -> None:
     It changes nothing, and exits with 8 if something is wrong.
     """
 
-    from rollbook.api.cli.server.bookie_settings import with_flags
+    from rollbook.api.cli.server.advice_flags import with_flags
 
     async def look(identity: "Identity") -> tuple[str, "Diagnosis"]:
         return identity.bookie_id, await identity.diagnose()
 
-    bookie_id, diagnosis = _run(flags, look)
+    bookie_id, diagnosis = _run_with_identity(flags, look)
     problems = [
         {"what": each.what, "path": each.path or None, "remedy": with_flags(each.remedy, flags)}
         for each in diagnosis.problems
@@ -176,10 +177,34 @@ _JUDGED: Final = {
 }
 
 
-def _run(flags: Mapping[str, Any], use: Callable[["Identity"], Awaitable[T]]) -> T:
-    from rollbook.api.cli.server.bookie_settings import run_with_identity
+def _run_with_identity(flags: Mapping[str, Any], use: Callable[["Identity"], Awaitable[T]]) -> T:
+    import asyncio
 
-    return run_with_identity(flags, use)
+    from rollbook.api.cli.server.advice_flags import advising
+    from rollbook.api.cli.server.bookie_settings import load_settings
+    from rollbook.proto.runtime.logging_setup import configure_logs
+
+    configure_logs(level="error", as_json=False)
+    with advising(flags):
+        return asyncio.run(_with_identity(load_settings(**flags), use))
+
+
+async def _with_identity(settings: "Settings", use: Callable[["Identity"], Awaitable[T]]) -> T:
+    from rollbook.api.cli.real_machine import RealMachine
+    from rollbook.api.cli.server.bookie_settings import open_store
+    from rollbook.bookie.bookie import addresses_of
+    from rollbook.bookie.identity import Identity
+    from rollbook.proto.cluster.cluster_root import open_cluster
+    from rollbook.proto.metastore.url import MetadataUrl
+
+    url = MetadataUrl.parse(settings.bookie.metadata)
+    _, _, bookie_id = addresses_of(settings.bookie)
+    machine = RealMachine()
+    async with await open_store(settings.bookie, serve=False) as store:
+        cluster = await open_cluster(store, url.ledgers_root, url=url)
+        return await use(
+            Identity(machine.disk, settings.storage, machine.randomness, store, cluster, bookie_id)
+        )
 
 
 def _who_and_where(flags: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:

@@ -181,9 +181,9 @@ def restored(url: str, above: int, yes: bool, output: str) -> None:
 @list_output_option
 def servers(access: "LogAccess", **how: Any) -> None:
     """List the running log servers. `-o raw` prints their ids."""
-    from rollbook.api.cli.log import ownership
+    from rollbook.api.cli.cluster.servers import list_servers
 
-    ownership.list_servers(access, **how)
+    list_servers(access, **how)
 
 
 @group.command(
@@ -204,6 +204,6 @@ def drain(access: "LogAccess", **how: Any) -> None:
     """Make a log server hand over its logs, and open no others. `-o raw` prints the number of logs that it still
     owns.
     """
-    from rollbook.api.cli.log import ownership
+    from rollbook.api.cli.cluster.servers import drain_server
 
-    ownership.drain_server(access, **how)
+    drain_server(access, **how)

@@ -16,12 +16,13 @@ from rollbook.proto.cluster.underreplication_marks import Marks, MarkTree
 from rollbook.proto.errors import BadMetadata, UnsupportedVersion
 from rollbook.proto.ids import BookieId, LedgerId, parse_bookie_id
 from rollbook.proto.ports import MetadataStore
-from rollbook.recovery.audit_orders import CheckTimes
+from rollbook.recovery.check_times import CheckTimes
 from rollbook.recovery.config import AuditConfig
 from rollbook.recovery.core.ledger_checks import CheckKind
 from rollbook.recovery.core.repair_failures import Failure
+from rollbook.recovery.drain_task_nodes import STEWARD, DrainTasks
 from rollbook.recovery.process_status_nodes import PresenceNodes
-from rollbook.recovery.repair_task_nodes import STEWARD, DrainTasks, Failures
+from rollbook.recovery.repair_failure_nodes import Failures
 
 # The most marks that `status` counts, because counting more would take long.
 COUNT_MAX: Final = 10_000

@@ -19,8 +19,8 @@ from rollbook.proto.cluster.underreplication_marks import Marks
 from rollbook.proto.errors import InvalidRequest
 from rollbook.proto.ports import MetadataStore
 from rollbook.proto.runtime.clock import SystemClock
-from rollbook.recovery.audit_orders import AuditOrders, RateOrder
 from rollbook.recovery.config import WorkerConfig
+from rollbook.recovery.recovery_orders import AuditOrders, RateOrder
 
 _UNLIMITED: Final = "unlimited"
 _DIGITS: Final = 18

@@ -16,9 +16,9 @@ import structlog
 from rollbook import __version__
 from rollbook.api.cli.real_machine import RealMachine
 from rollbook.api.cli.run_until_signal import until_stopped
+from rollbook.api.cli.server.advice_flags import advising
 from rollbook.api.cli.server.bookie_settings import (
     BookieFile,
-    advising,
     http_address_of,
     open_store,
     read_bookie_config,

@@ -1,25 +1,18 @@
-"""A bookie's settings and machine. Commands for a bookie import this module only when they are called."""
+"""A bookie's settings and metadata store. Commands for a bookie import this module only when they are called."""
 
-import asyncio
 import os
 import re
-import shlex
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
 import structlog
 
-from rollbook.api.cli.real_machine import RealMachine, check_log_level
 from rollbook.bookie.bk_server_conf import KEYS_OF, lines_of_keys, parse_properties, translate
 from rollbook.bookie.bookie import Settings, addresses_of, tls_address_of
 from rollbook.bookie.config import BookieConfig, ServerConfig, SpaceConfig, StorageConfig
-from rollbook.bookie.core.suggested_commands import FORMAT, INIT, REJOIN, WRITE_OFF
-from rollbook.bookie.identity import Identity
 from rollbook.proto.addresses import EVERY_ADDRESS, is_wildcard, parse_address
-from rollbook.proto.cluster.cluster_root import open_cluster
-from rollbook.proto.errors import BadConfig, RollbookError
+from rollbook.proto.errors import BadConfig
 from rollbook.proto.metastore.url import Backend, MetadataUrl
 from rollbook.proto.ports import Address, MetadataStore
 from rollbook.proto.runtime.config import (
@@ -31,13 +24,12 @@ from rollbook.proto.runtime.config import (
     variables_of_flags,
 )
 from rollbook.proto.runtime.host_addresses import address_of_this_host, name_of_this_host
-from rollbook.proto.runtime.logging_setup import configure_logs
+from rollbook.proto.runtime.logging_setup import check_log_level
 from rollbook.proto.runtime.metastore import open_metadata_store
 
 logger = structlog.get_logger()
 
 C = TypeVar("C")
-T = TypeVar("T")
 
 _DEFAULT_HTTP_PORT: Final = 8001
 _SECTIONS: Final = ("bookie", "storage", "server", "space")
@@ -220,61 +212,3 @@ async def open_store(config: BookieConfig, *, serve: bool) -> MetadataStore:
     return await open_metadata_store(
         url, serve=serve, visit=not serve, session_timeout_s=config.session_timeout_s
     )
-
-
-def run_with_identity(flags: Mapping[str, Any], use: Callable[[Identity], Awaitable[T]]) -> T:
-    configure_logs(level="error", as_json=False)
-    with advising(flags):
-        return asyncio.run(_with_identity(load_settings(**flags), use))
-
-
-async def _with_identity(settings: Settings, use: Callable[[Identity], Awaitable[T]]) -> T:
-    url = MetadataUrl.parse(settings.bookie.metadata)
-    _, _, bookie_id = addresses_of(settings.bookie)
-    machine = RealMachine()
-    async with await open_store(settings.bookie, serve=False) as store:
-        cluster = await open_cluster(store, url.ledgers_root, url=url)
-        return await use(
-            Identity(machine.disk, settings.storage, machine.randomness, store, cluster, bookie_id)
-        )
-
-
-# --- Advice -----------------------------------------------------------------------------------
-
-
-@contextmanager
-def advising(flags: Mapping[str, Any]) -> Iterator[None]:
-    """Adds the flags to the commands that errors recommend, so that users can type these commands unchanged."""
-    try:
-        yield
-    except RollbookError as error:
-        error.next_step = with_flags(error.next_step, flags)
-        raise
-
-
-def with_flags(advice: str, flags: Mapping[str, Any]) -> str:
-    words = [
-        word
-        for name, option in _FLAG_NAMES.items()
-        for value in _values(flags.get(name))
-        for word in (option, value)
-    ]
-    for command in (INIT, FORMAT, REJOIN, WRITE_OFF):
-        if command in advice:
-            return advice.replace(command, shlex.join([*command.split(), *words]))
-    return advice
-
-
-_FLAG_NAMES: Final = {
-    "config_file": "--config",
-    "metadata": "--metadata",
-    "bookie_id": "--bookie-id",
-    "listen": "--listen",
-    "advertise": "--advertise",
-    "journal_dir": "--journal-dir",
-    "ledger_dir": "--ledger-dir",
-}
-
-
-def _values(value: Any) -> tuple[str, ...]:
-    return value if isinstance(value, tuple) else () if value is None else (value,)

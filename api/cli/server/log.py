@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from rollbook import __version__
 from rollbook.api.access.authenticator import Authenticator
-from rollbook.api.cli.real_machine import RealMachine, check_log_level
+from rollbook.api.cli.real_machine import RealMachine
 from rollbook.api.cli.run_until_signal import until_stopped
 from rollbook.api.cli.server.peer_credentials import ShownToPeers, report_untrusted
 from rollbook.api.cli.server_startup import open_with_cluster, say_ready, starting
@@ -48,7 +48,7 @@ from rollbook.proto.runtime.config import (
 )
 from rollbook.proto.runtime.gc_tuning import calm_collector
 from rollbook.proto.runtime.host_addresses import name_of_this_host
-from rollbook.proto.runtime.logging_setup import configure_logs
+from rollbook.proto.runtime.logging_setup import check_log_level, configure_logs
 from rollbook.proto.runtime.malloc_tuning import keep_freed_memory
 from rollbook.proto.runtime.metastore import open_metadata_store
 from rollbook.proto.runtime.network import SocketTransport

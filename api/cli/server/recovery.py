@@ -18,7 +18,7 @@ import structlog
 from rollbook import __version__
 from rollbook.api.access.authenticator import Authenticator
 from rollbook.api.cli.bookie_admin_client import AdminClient
-from rollbook.api.cli.real_machine import RealMachine, check_log_level
+from rollbook.api.cli.real_machine import RealMachine
 from rollbook.api.cli.recovery.possible_loss_adapters import AdminDoubts
 from rollbook.api.cli.run_until_signal import until_stopped
 from rollbook.api.cli.server.bookie_settings import (
@@ -42,7 +42,7 @@ from rollbook.proto.metastore.url import Backend, MetadataUrl
 from rollbook.proto.ports import Address, MetadataStore, Randomness
 from rollbook.proto.runtime.config import read_config_file, variables_of_flags
 from rollbook.proto.runtime.gc_tuning import calm_collector
-from rollbook.proto.runtime.logging_setup import configure_logs
+from rollbook.proto.runtime.logging_setup import check_log_level, configure_logs
 from rollbook.proto.runtime.malloc_tuning import keep_freed_memory
 from rollbook.proto.runtime.metastore import open_metadata_store
 from rollbook.proto.runtime.network import SocketTransport

@@ -15,8 +15,9 @@ from rollbook.api.cli.log.connection import LogAccess
 from rollbook.api.cli.output import as_table
 from rollbook.api.spark.archive_folder import Archive
 from rollbook.api.spark.pipelines import report_page
-from rollbook.api.spark.pipelines.connection import Way, selection_of
+from rollbook.api.spark.pipelines.connection import Way
 from rollbook.api.spark.pipelines.job_report import Report
+from rollbook.api.spark.pipelines.log_selection import selection_of
 from rollbook.logservice.ids import LogName, parse_cursor_name
 from rollbook.logservice.position_syntax import parse_age_us
 from rollbook.proto.errors import ArchiveDamaged, BadConfig, RollbookError

@@ -35,8 +35,9 @@ from rollbook.proto.runtime.metastore import open_metadata_store
 from rollbook.proto.runtime.network import SocketTransport
 from rollbook.proto.wire.digest import Entry, LedgerDigest, ledger_key
 from rollbook.recovery.config import WorkerConfig
+from rollbook.recovery.drain_task_nodes import DrainTasks
 from rollbook.recovery.recovery_adds import Restorer
-from rollbook.recovery.repair_task_nodes import DrainTasks, Failures
+from rollbook.recovery.repair_failure_nodes import Failures
 from rollbook.recovery.worker import Worker
 from tests.bench.load import jobs
 from tests.bench.load.index_worker import create_all, metadata_of

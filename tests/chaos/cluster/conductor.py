@@ -27,7 +27,7 @@ from rollbook.proto.ports import MetadataStore
 from rollbook.proto.runtime.clock import SystemClock
 from rollbook.proto.runtime.metastore import open_metadata_store
 from rollbook.recovery.bookie_decommission import Departures
-from rollbook.recovery.repair_task_nodes import DrainTasks
+from rollbook.recovery.drain_task_nodes import DrainTasks
 from tests.chaos.cast import Actor, tracebacks
 from tests.chaos.checker import Judgement, judge
 from tests.chaos.cluster.plan import (

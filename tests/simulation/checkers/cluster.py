@@ -52,9 +52,10 @@ from rollbook.proto.metadata import LedgerMetadata, LedgerState
 from rollbook.proto.metastore.core.tree import NodeRow
 from rollbook.proto.ports import SessionId
 from rollbook.recovery.core.repair_failures import Failure, unpack_failure
+from rollbook.recovery.drain_task_nodes import DRAIN, STEWARD
 from rollbook.recovery.known_incarnations import WHOLE
 from rollbook.recovery.ledger_checks import SECOND_LOOK_S
-from rollbook.recovery.repair_task_nodes import DRAIN, FAILURES, STEWARD
+from rollbook.recovery.repair_failure_nodes import FAILURES
 from tests.simulation.checkers.ledger.facts import Facts, LedgerFacts, OnBroken
 from tests.simulation.checkers.ledger.metadata import repaired_slot
 

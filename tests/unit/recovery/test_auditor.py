@@ -18,11 +18,12 @@ from rollbook.proto.metastore.memory import MemoryService
 from rollbook.proto.ports import Address, CreateMode, Delete, MetadataStore
 from rollbook.proto.runtime.clock import SystemClock
 from rollbook.recovery import metastore_outage_retries
-from rollbook.recovery.audit_orders import AuditOrders, CheckTimes
 from rollbook.recovery.auditor import Auditor
+from rollbook.recovery.check_times import CheckTimes
 from rollbook.recovery.config import AuditConfig
 from rollbook.recovery.core.ledger_checks import CheckKind
 from rollbook.recovery.ledger_index import LedgerIndex
+from rollbook.recovery.recovery_orders import AuditOrders
 from tests.unit.proto.cluster.faulty import Fate, FaultyStore
 from tests.unit.recovery.test_ledger_index import closed, ledger, moved
 

@@ -18,7 +18,7 @@ from rollbook.proto.runtime.clock import SystemClock
 from rollbook.recovery.cluster_event_watch import ClusterEventLog
 from rollbook.recovery.core.event_derivation import Event, EventFilter
 from rollbook.recovery.core.repair_failures import Failure, LostEntries
-from rollbook.recovery.repair_task_nodes import BadCopies, Failures
+from rollbook.recovery.repair_failure_nodes import BadCopies, Failures
 from tests.unit.proto.cluster.faulty import FaultyStore
 from tests.unit.recovery.test_auditor import until
 

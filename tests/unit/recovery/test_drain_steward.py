@@ -26,9 +26,10 @@ from rollbook.recovery.core import lifecycle
 from rollbook.recovery.core.drain_steps import ATTEMPTS_WITHOUT_TARGET
 from rollbook.recovery.core.repair_failures import Failure, LostEntries
 from rollbook.recovery.drain_steward import Steward
+from rollbook.recovery.drain_task_nodes import DrainTasks
 from rollbook.recovery.known_incarnations import WholeNodes
 from rollbook.recovery.ledger_index import LedgerIndex
-from rollbook.recovery.repair_task_nodes import DrainTasks, Failures
+from rollbook.recovery.repair_failure_nodes import Failures
 from tests.unit.proto.cluster.faulty import Fate, FaultyStore
 from tests.unit.recovery.test_auditor import ROOT, B, Site, until
 from tests.unit.recovery.test_ledger_index import closed, moved

@@ -19,7 +19,7 @@ from rollbook.proto.errors import MetadataUnavailable
 from rollbook.proto.ids import BookieId, EntryId, LedgerId
 from rollbook.proto.metadata import LedgerState
 from rollbook.recovery.ledger_repair import LedgerRepair
-from rollbook.recovery.repair_task_nodes import BadCopies
+from rollbook.recovery.repair_failure_nodes import BadCopies
 from rollbook.recovery.worker import Worker
 from tests.support.ledger_cluster import LocalCluster
 from tests.unit.proto.cluster.faulty import Fate, FaultyStore

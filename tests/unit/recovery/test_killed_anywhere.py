@@ -23,7 +23,7 @@ from rollbook.proto.ports import MetadataStore
 from rollbook.proto.runtime.clock import SystemClock
 from rollbook.proto.runtime.metastore import open_metadata_store
 from rollbook.recovery import metastore_outage_retries
-from rollbook.recovery.audit_orders import CheckTimes
+from rollbook.recovery.check_times import CheckTimes
 from rollbook.recovery.core.ledger_checks import CheckKind
 from rollbook.recovery.worker import Worker
 from tests.support.ledger_cluster import LocalCluster

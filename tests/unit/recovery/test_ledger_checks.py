@@ -21,14 +21,14 @@ from rollbook.proto.ports import MetadataStore
 from rollbook.proto.runtime.clock import SystemClock
 from rollbook.proto.wire.digest import DigestType, Entry, LedgerDigest, ledger_key
 from rollbook.recovery import ledger_checks
-from rollbook.recovery.audit_orders import CheckTimes
+from rollbook.recovery.check_times import CheckTimes
 from rollbook.recovery.config import AuditConfig
 from rollbook.recovery.copier import Copier
 from rollbook.recovery.copy_limits import ByteBudget, Throttle
 from rollbook.recovery.core.ledger_checks import CheckKind
 from rollbook.recovery.ledger_checks import Checks, CheckSchedule, CheckState
 from rollbook.recovery.recovery_adds import Restorer
-from rollbook.recovery.repair_task_nodes import BadCopies
+from rollbook.recovery.repair_failure_nodes import BadCopies
 from rollbook.recovery.worker import Worker
 from tests.support.ledger_cluster import LocalCluster
 from tests.unit.recovery.test_worker import CONFIG, LOST, PATIENCE_S, QUICK, Site, site_of

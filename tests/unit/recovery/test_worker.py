@@ -24,7 +24,6 @@ from rollbook.proto.ports import MetadataStore
 from rollbook.proto.runtime.clock import SystemClock
 from rollbook.proto.runtime.metastore import open_metadata_store
 from rollbook.recovery import autorecovery as server_module
-from rollbook.recovery.audit_orders import RateOrder
 from rollbook.recovery.autorecovery import (
     PartState,
     ProcessIdentity,
@@ -34,8 +33,10 @@ from rollbook.recovery.autorecovery import (
 from rollbook.recovery.config import AuditConfig, WorkerConfig
 from rollbook.recovery.copy_limits import ByteBudget
 from rollbook.recovery.core.repair_failures import Failure, after_failure
+from rollbook.recovery.drain_task_nodes import DrainTasks
 from rollbook.recovery.ledger_repair import LedgerRepair
-from rollbook.recovery.repair_task_nodes import DrainTasks, Failures
+from rollbook.recovery.recovery_orders import RateOrder
+from rollbook.recovery.repair_failure_nodes import Failures
 from rollbook.recovery.worker import Worker
 from tests.support.ledger_cluster import LocalCluster
 from tests.unit.proto.cluster.faulty import FaultyStore

@@ -43,7 +43,7 @@ from rollbook.recovery.ledger_checks import Checks
 from rollbook.recovery.ledger_index import LedgerIndex
 from rollbook.recovery.ledger_repair import LedgerRepair, Repair
 from rollbook.recovery.ledger_restorer import LedgerRestorer
-from rollbook.recovery.repair_task_nodes import BadCopies
+from rollbook.recovery.repair_failure_nodes import BadCopies
 from rollbook.recovery.restore_scheduler import RestoreScheduler
 from rollbook.recovery.worker import Worker
 from tests.simulation.worlds.cluster.scene import ClusterScene

@@ -26,7 +26,6 @@ from rollbook.proto.ids import FIRST_ENTRY, NO_ENTRY, BookieId, LedgerId
 from rollbook.proto.ports import Clock, CreateMode, MetadataStore
 from rollbook.proto.tasks import TaskGroup
 from rollbook.proto.wire.digest import DigestType, Entry, LedgerDigest, ledger_key
-from rollbook.recovery.audit_orders import AuditOrders
 from rollbook.recovery.autorecovery import (
     ProcessIdentity,
     RecoveryConfig,
@@ -35,9 +34,10 @@ from rollbook.recovery.autorecovery import (
 )
 from rollbook.recovery.bookie_decommission import Departures
 from rollbook.recovery.config import AuditConfig, HealConfig, StewardConfig, WorkerConfig
+from rollbook.recovery.drain_task_nodes import STEWARD
 from rollbook.recovery.known_incarnations import WholeNodes
 from rollbook.recovery.recovery_adds import Restorer
-from rollbook.recovery.repair_task_nodes import STEWARD
+from rollbook.recovery.recovery_orders import AuditOrders
 from tests.simulation.checkers.cluster import ClusterChecker, HeldLedger
 from tests.simulation.history import NEVER
 from tests.simulation.kernel.world import Main, Node

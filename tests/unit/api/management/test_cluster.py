@@ -40,7 +40,7 @@ from rollbook.recovery.cluster_event_watch import ClusterEventLog
 from rollbook.recovery.config import WorkerConfig
 from rollbook.recovery.operation_nodes import RUNNER
 from rollbook.recovery.operation_runner import OperationRunner
-from rollbook.recovery.repair_task_nodes import BadCopies
+from rollbook.recovery.repair_failure_nodes import BadCopies
 from tests.messages import raises_message
 from tests.support.ledger_cluster import LocalCluster
 from tests.unit.recovery.test_worker import LOST, PATIENCE_S, Site, site_of

@@ -1,12 +1,9 @@
-import asyncio
 import json
 import os
 import stat
-from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -15,9 +12,8 @@ from rollbook.api.access.authenticator import Authenticator
 from rollbook.api.access.core.grants import Right
 from rollbook.api.cli.access.actions import read, rotate
 from rollbook.api.cli.log.connection import LogAccess
-from rollbook.api.cli.log.ownership import drain_server
-from rollbook.api.cli.main import exit_code, rollbook
-from rollbook.proto.errors import BadConfig, InvalidRequest, QuorumTimeout, Unauthorized
+from rollbook.api.cli.main import rollbook
+from rollbook.proto.errors import BadConfig, InvalidRequest, Unauthorized
 
 
 def run(*words: str) -> Result:
@@ -119,24 +115,6 @@ def test_token_is_the_first_line_of_its_file(tmp_path: Path) -> None:
     path = tmp_path / "a.token"
     path.write_text("the-token-of-the-server\nand what it is for\n")
     assert LogAccess("a:1", str(path), None, None, None, 1).token() == "the-token-of-the-server"
-
-
-def test_drain_wait_timeout_names_remaining_logs(capsys: pytest.CaptureFixture[str]) -> None:
-    class Client:
-        async def drain(self, server: str, *, resume: bool = False) -> int:
-            return 3
-
-    class Access(LogAccess):
-        def run(self, work: Callable[[Any], Awaitable[Any]], log: str = "") -> Any:
-            return asyncio.run(work(Client()))  # type: ignore[arg-type]  # It is a coroutine.
-
-    access = Access("a:1", None, None, None, None, 0.01)
-    drain_server(access, "log-2", resume=False, wait=False, output="raw")
-    with pytest.raises(QuorumTimeout, match="log-2 still owns 3 logs") as caught:
-        drain_server(access, "log-2", resume=False, wait=True, output="raw")
-    assert exit_code(caught.value) == 5
-    assert "drain log-2 --server a:1 --wait" in caught.value.next_step
-    assert capsys.readouterr().out == "3\n3\n"
 
 
 def test_refused_add_leaves_access_file_unchanged(tmp_path: Path) -> None:

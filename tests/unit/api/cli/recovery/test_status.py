@@ -23,10 +23,11 @@ from rollbook.proto.formats.cookie import Cookie
 from rollbook.proto.ids import BookieId, EntryId, LedgerId
 from rollbook.proto.ports import MetadataStore
 from rollbook.proto.runtime.metastore import open_metadata_store
-from rollbook.recovery.audit_orders import AuditOrders, RateOrder
 from rollbook.recovery.core.repair_failures import LostEntries, after_failure
+from rollbook.recovery.drain_task_nodes import DrainTasks
 from rollbook.recovery.process_status_nodes import PresenceNodes, ProcessStatus
-from rollbook.recovery.repair_task_nodes import DrainTasks, Failures
+from rollbook.recovery.recovery_orders import AuditOrders, RateOrder
+from rollbook.recovery.repair_failure_nodes import Failures
 from tests.support import commands
 
 B1, B2 = BookieId("b1:3181"), BookieId("b2:3181")

@@ -1,4 +1,4 @@
-"""The actions of commands that list and drain log servers, and transfer logs between them."""
+"""The actions of `rollbook cluster servers` and `rollbook cluster drain`, which list and drain log servers."""
 
 import shlex
 import time
@@ -24,12 +24,6 @@ def list_servers(access: LogAccess, output: str) -> None:
     ]
     columns = ("server", "address", "state", "logs", "version", "started")
     tell_rows(columns, rows, output, "server")
-
-
-def transfer_log(access: LogAccess, log: str, to: str, output: str) -> None:
-    owner = access.run(lambda client: client.transfer(log, to), log)
-    facts = {"log": str(owner.log), "to": to, "address": owner.address}
-    tell(facts, output, "address")
 
 
 def drain_server(access: LogAccess, server_id: str, resume: bool, wait: bool, output: str) -> None:

@@ -1,39 +1,22 @@
-"""Drain tasks and failures in Rollbook's own metadata tree."""
+"""Failures of repairs in Rollbook's own metadata tree."""
 
 import random
 
 import pytest
 
 from rollbook.proto.cluster.cluster_root import Cluster, initialise
-from rollbook.proto.formats.replication import UnderreplicatedMark
-from rollbook.proto.ids import BookieId, LedgerId
+from rollbook.proto.ids import LedgerId
 from rollbook.proto.ports import MetadataStore
 from rollbook.recovery.core.repair_failures import after_failure
-from rollbook.recovery.repair_task_nodes import DrainTasks, Failures
+from rollbook.recovery.repair_failure_nodes import Failures
 from tests.unit.proto.cluster.faulty import Fate, FaultyStore
 
-B1, B2 = BookieId("b1:3181"), BookieId("b2:3181")
 L7, L8 = LedgerId(7), LedgerId(8)
 
 
 @pytest.fixture
 async def cluster(rival: MetadataStore) -> Cluster:
     return await initialise(rival, "/ledgers", random.Random(1))
-
-
-async def test_drain_tasks_are_stored_outside_bookkeepers_tree(
-    store: FaultyStore, cluster: Cluster, rival: MetadataStore
-) -> None:
-    """BL20: BookKeeper's worker would find the copies sound and delete the mark."""
-    tasks = DrainTasks(store, cluster)
-    await tasks.prepare()
-    await tasks.mark(L7, [B1], 1)
-    await tasks.mark(L7, [B2], 2)
-    found = await tasks.read(L7)
-    assert found is not None
-    assert found.mark == UnderreplicatedMark((B1, B2), 2)
-    assert await rival.get("/rollbook/drain/0000/0000/0000/0007/urL0000000007") is not None
-    assert "underreplication" not in await rival.children("/ledgers")
 
 
 @pytest.mark.parametrize("fate", [Fate.OK, Fate.ANSWER_LOST, Fate.REQUEST_LOST])

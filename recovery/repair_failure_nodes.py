@@ -1,14 +1,7 @@
-"""Stores in our own tree the ledgers of bookies that drain or may not be whole, failures of repairs, and bad copies
-that checks found.
+"""Stores in our own tree failures of repairs, and bad copies that checks found.
 
-    <own root>/drain/hhhh/hhhh/hhhh/hhhh/urLdddd…      a drain task, in the form of a mark
-    <own root>/failures/hhhh/hhhh/hhhh/hhhh/urLdddd…   `core/repair_failures.py`
-    <own root>/bad/hhhh/hhhh/hhhh/hhhh/urLdddd…        `core/ledger_checks.py`: entries that a check found to be bad
-
-Drain tasks have the form of BookKeeper's marks. A worker handles a drain task like a mark, under the same
-lock (`Marks.take`). If the task names a draining bookie, that bookie is replaced although it is registered.
-Every other bookie of the task is checked: entries missing from its list are restored there. The steward
-publishes a bounded number of tasks at a time.
+<own root>/failures/hhhh/hhhh/hhhh/hhhh/urLdddd…   `core/repair_failures.py`
+<own root>/bad/hhhh/hhhh/hhhh/hhhh/urLdddd…        `core/ledger_checks.py`: entries that a check found to be bad
 """
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -40,22 +33,10 @@ from rollbook.recovery.core.repair_failures import Failure, pack_failure, unpack
 
 logger = structlog.get_logger()
 
-DRAIN: Final = "drain"
 FAILURES: Final = "failures"
 BAD: Final = "bad"  # The folder with the bad copies that checks found.
-STEWARD: Final = "steward"  # The folder in which stewards are elected.
 _RACES_MAX: Final = 20
 T = TypeVar("T")
-
-
-class DrainTasks(MarkTree):
-    def __init__(self, store: MetadataStore, cluster: Cluster) -> None:
-        super().__init__(store, f"{cluster.own_root}/{DRAIN}")
-        self._cluster = cluster
-
-    async def prepare(self) -> None:
-        await ensure_own_root(self._store, self._cluster)
-        await ensure_node(self._store, self.folder)
 
 
 class _Notes(Generic[T]):
