@@ -27,7 +27,7 @@ from rollbook.bookie.request_lanes import Queue, QueuedRequest
 from rollbook.bookie.server_context import ServerContext, kind_of
 from rollbook.proto.errors import BadFrame, BookieFailed, Overloaded
 from rollbook.proto.ports import Buffer
-from rollbook.proto.wire.adds import AddGroup, Adds
+from rollbook.proto.wire.add_columns import AddGroup, Adds
 from rollbook.proto.wire.messages import (
     AuthReply,
     BatchRead,

@@ -27,7 +27,7 @@ from rollbook.proto.errors import (
 )
 from rollbook.proto.ids import NO_ENTRY, EntryId, LedgerId
 from rollbook.proto.ports import Buffer
-from rollbook.proto.wire.adds import ENTRY_BYTES_SLACK
+from rollbook.proto.wire.add_columns import ENTRY_BYTES_SLACK
 from rollbook.proto.wire.digest import LAC_PACKET_SIZES, LEDGER_KEY_BYTES, lac_packet_at
 from rollbook.proto.wire.entry_batches import SIZE_BYTES, join_bodies
 from rollbook.proto.wire.entry_list import ENTRY_GROUP_BYTES, EntryList

@@ -54,7 +54,7 @@ from rollbook.proto.errors import BookieReadOnly, EntryStateUnknown, Superseded
 from rollbook.proto.ids import LEDGER_ID_MAX, NO_ENTRY
 from rollbook.proto.ports import Clock, Disk, DiskLock, DiskSpace, Randomness
 from rollbook.proto.tasks import first_failure, to_its_end
-from rollbook.proto.wire.adds import AddGroup, Adds
+from rollbook.proto.wire.add_columns import AddGroup, Adds
 from rollbook.proto.wire.messages import Failure
 
 logger = structlog.get_logger()

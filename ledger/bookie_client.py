@@ -33,7 +33,7 @@ from rollbook.proto.errors import (
 )
 from rollbook.proto.ids import BookieId, LedgerId
 from rollbook.proto.wire import v2, v2_layout, v3
-from rollbook.proto.wire.adds import AddReplies
+from rollbook.proto.wire.add_columns import AddReplies
 from rollbook.proto.wire.messages import (
     IDENTITY_PLUGIN,
     Auth,

@@ -27,8 +27,8 @@ from rollbook.ledger.bookie_client import RECEIVE_BYTES, AddChannel, AddSink, Bo
 from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.core.add_pipeline import DEADLINE_TICKS
 from rollbook.ledger.core.health import Health
+from rollbook.ledger.shared_writer_timer import SharedTimer
 from rollbook.ledger.tick_flush import TickFlush
-from rollbook.ledger.writer_ticker import SharedTimer
 from rollbook.proto.cluster.bookie_watcher import BookieWatcher, LiveBookies
 from rollbook.proto.errors import (
     BookieTimeout,

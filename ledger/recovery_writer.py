@@ -28,7 +28,7 @@ from rollbook.proto.ids import BookieId, EntryId, LedgerId
 from rollbook.proto.metadata import Fragment
 from rollbook.proto.quorum import Ensemble, Quorum
 from rollbook.proto.wire import v2_layout
-from rollbook.proto.wire.adds import AddPacker, AddReplies
+from rollbook.proto.wire.add_columns import AddPacker, AddReplies
 from rollbook.proto.wire.digest import Entry, LedgerDigest
 from rollbook.proto.wire.v2_adds import V2AddPacker
 from rollbook.proto.wire.v3_adds import V3AddPacker

@@ -8,7 +8,7 @@ replaces failed bookies, `metadata_writer.py`, which writes the ledger's metadat
 The appends of one turn of the loop are sent to each bookie in one write. To a bookie with
 unanswered adds they are sent a little later, together with later appends (WR10). Responses arrive,
 and are counted, in batches. No entry has a task, a timer or a lock. While a writer has entries in
-flight, or a LAC that it may have to report, it gets ticks from `writer_ticker.py`, like all other
+flight, or a LAC that it may have to report, it gets ticks from `shared_writer_timer.py`, like all other
 writers. A bookie that is busy or lags has a timer of its own.
 """
 
@@ -43,7 +43,7 @@ from rollbook.proto.ids import NO_ENTRY, BookieId, EntryId, LedgerId
 from rollbook.proto.metadata import Fragment, LedgerMetadata
 from rollbook.proto.tasks import joined, stop_tasks
 from rollbook.proto.wire import v2_layout
-from rollbook.proto.wire.adds import AddPacker, AddReplies
+from rollbook.proto.wire.add_columns import AddPacker, AddReplies
 from rollbook.proto.wire.digest import LedgerDigest, ledger_key
 from rollbook.proto.wire.messages import WriteLac
 from rollbook.proto.wire.v2_adds import V2AddPacker

@@ -22,7 +22,6 @@ import structlog
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.logservice.clock_skew import ServerClock
 from rollbook.logservice.config import LogServiceConfig
-from rollbook.logservice.core.failed_takeovers import FailedOpening, UnopenedLogs
 from rollbook.logservice.core.ledger_list import LedgerList
 from rollbook.logservice.core.log_incarnations import check_life, text_of
 from rollbook.logservice.core.owner_placement import life_of, server_name
@@ -37,6 +36,7 @@ from rollbook.logservice.core.ownership_rules import (
 from rollbook.logservice.core.producer_memory_budget import ProducerMemory
 from rollbook.logservice.core.server_record import ServerRecord
 from rollbook.logservice.core.takeover_backoff import TakeoverPatience
+from rollbook.logservice.core.unopened_logs import FailedOpening, UnopenedLogs
 from rollbook.logservice.cursor_lags import CursorLags
 from rollbook.logservice.dependency_outages import OutageWatch
 from rollbook.logservice.ids import LogName, ServerId, ServerInfo

@@ -13,7 +13,6 @@ from typing import Final
 from rollbook.logservice import messages
 from rollbook.logservice.append_stream import ServerAppendStream
 from rollbook.logservice.core.config_etag import check_etag, etag_of
-from rollbook.logservice.core.failed_takeovers import FailedOpening
 from rollbook.logservice.core.ledger_list import (
     NOT_COUNTED,
     LedgerList,
@@ -27,6 +26,7 @@ from rollbook.logservice.core.log_end_source import (
 from rollbook.logservice.core.log_incarnations import check_life, text_of
 from rollbook.logservice.core.record_block import BlockInfo, check_block
 from rollbook.logservice.core.segments_and_history import history_of, segments_page, with_lost
+from rollbook.logservice.core.unopened_logs import FailedOpening
 from rollbook.logservice.ids import (
     NO_WRITER_YET,
     LogName,

@@ -8,7 +8,7 @@ from functools import cache
 from itertools import repeat
 from typing import Final, Literal
 
-from rollbook.proto.wire.adds import RUN_MAX
+from rollbook.proto.wire.add_columns import RUN_MAX
 
 _COUNT_MIN: Final = 32  # With fewer values, a loop is cheaper.
 _COUNT_MAX: Final = RUN_MAX  # The large numbers are prepared for at most this many values.

@@ -28,7 +28,7 @@ from rollbook.proto.ids import BookieId, LedgerId
 from rollbook.proto.metadata import LedgerMetadata
 from rollbook.proto.ports import Clock, Delete, MetadataStore, Op, Randomness
 from rollbook.recovery.bookie_ledger_scan import take_census
-from rollbook.recovery.core.lifecycle import cancel, drain, has_room, mark_drained, retry
+from rollbook.recovery.core.bookie_drain_states import cancel, drain, has_room, mark_drained, retry
 from rollbook.recovery.core.removal_damage import Damage
 
 _TOKEN_BITS: Final = 128

@@ -25,7 +25,7 @@ from rollbook.proto.tasks import TaskGroup
 from rollbook.recovery.config import HealConfig
 from rollbook.recovery.copy_limits import ByteBudget, Throttle
 from rollbook.recovery.core.entry_spans import EntrySpan
-from rollbook.recovery.core.open_ledger_restore import Writers
+from rollbook.recovery.core.possible_losses_in_open_ledgers import Writers
 from rollbook.recovery.ledger_restorer import (
     HealingLimits,
     HealingOutcome,

@@ -4,7 +4,7 @@ which may be Java's and knows of neither task.
 
     lifecycles ──► core/drain_steps.py ──► drain_task_nodes.py ──► workers copy, the index hears of it
                         │
-                        └──► bookie_ledger_scan.py ──► Drained      `core/lifecycle.py`
+                        └──► bookie_ledger_scan.py ──► Drained      `core/bookie_drain_states.py`
     incarnations ─────────────────────► tasks ──► known_incarnations.py
     doubts of bookies ────────────────► restore_scheduler.py
 
@@ -49,9 +49,9 @@ from rollbook.proto.ports import Clock, MetadataStore, Randomness, WatchEventKin
 from rollbook.proto.tasks import TaskGroup
 from rollbook.recovery.bookie_ledger_scan import take_census
 from rollbook.recovery.config import StewardConfig
+from rollbook.recovery.core.bookie_drain_states import fail, finish, revert
 from rollbook.recovery.core.drain_steps import DrainFacts, Step, is_stuck, next_step
 from rollbook.recovery.core.ledger_index_rows import IndexRow
-from rollbook.recovery.core.lifecycle import fail, finish, revert
 from rollbook.recovery.core.repair_failures import Failure
 from rollbook.recovery.drain_task_nodes import DrainTasks
 from rollbook.recovery.known_incarnations import WholeNodes

@@ -1,5 +1,5 @@
 """Restores the entries of one ledger on one bookie (the rules are in `core/entries_to_restore.py` and
-`core/open_ledger_restore.py`).
+`core/possible_losses_in_open_ledgers.py`).
 
     not in metadata, read twice    no client relies on it: settled
     not closed                     recovery closes it first, so that its writer stops and its end is known
@@ -41,7 +41,7 @@ from rollbook.recovery.copier import Copier, listed_in
 from rollbook.recovery.copy_limits import ByteBudget, Throttle
 from rollbook.recovery.core.entries_to_restore import expected, judge, stretches
 from rollbook.recovery.core.entry_spans import WHOLE, EntrySpan, covers, intersection, ranges_of
-from rollbook.recovery.core.open_ledger_restore import (
+from rollbook.recovery.core.possible_losses_in_open_ledgers import (
     NO_SPARED_WRITERS,
     OpenLedgerAction,
     OpenLedgerDecision,

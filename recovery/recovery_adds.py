@@ -17,7 +17,7 @@ from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.recovery_writer import make_recovery_packer
 from rollbook.proto.errors import BookieTimeout, Overloaded, RollbookError, Throttled
 from rollbook.proto.ids import BookieId, EntryId
-from rollbook.proto.wire.adds import AddReplies
+from rollbook.proto.wire.add_columns import AddReplies
 from rollbook.proto.wire.digest import Entry, LedgerDigest
 
 _BUSY_PAUSE_S: Final = 0.05

@@ -30,7 +30,7 @@ from rollbook.api.access.core.grants import (
 )
 from rollbook.api.access.core.quota_cost import size_of
 from rollbook.api.access.permission_errors import refusal_of
-from rollbook.api.access.read_throttle import MISSES_MAX, ReadThrottle, may_pass
+from rollbook.api.access.read_quota_throttle import MISSES_MAX, ReadThrottle, may_pass
 from rollbook.api.rpc_methods import Method, late
 from rollbook.logservice import messages
 from rollbook.logservice.core.record_block import opened_bytes_of

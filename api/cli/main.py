@@ -47,16 +47,24 @@ _GROUPS: Final = {
 }
 
 
-def _module_of(name: str) -> str:
-    return (
-        f"rollbook.api.cli.{name}_commands"
-        if name == "context"
-        else f"rollbook.api.cli.{name}.commands"
-    )
+# Modules with another name than `commands`, because they have a single command or a single subject.
+_MODULES: Final = {
+    "access": "access.principal_commands",
+    "apply": "apply.apply_log_settings",
+    "bookie": "bookie.command_table",
+    "context": "context_commands",
+    "debug": "debug.bundle_command",
+    "demo": "demo.self_test_command",
+    "explain": "explain.explain_log",
+}
+
+
+def module_of(name: str) -> str:
+    return f"rollbook.api.cli.{_MODULES.get(name, f'{name}.commands')}"
 
 
 _PLACES: Final = {
-    name: LazyCommand(_module_of(name), "group", what) for name, what in _GROUPS.items()
+    name: LazyCommand(module_of(name), "group", what) for name, what in _GROUPS.items()
 }
 
 _EXIT_CODES: Final[tuple[tuple[type[errors.RollbookError], int], ...]] = (

@@ -7,7 +7,7 @@ from typing import Final, Protocol
 from rollbook.api.access.management_rights import Managing
 from rollbook.api.dashboard.core.samples import Samples
 from rollbook.api.dashboard.viewer_log_client import LogServers
-from rollbook.api.rest.cluster_admin import ClusterAdmin
+from rollbook.api.rest.cluster_admin_interface import ClusterAdmin
 from rollbook.api.rest.operation_registry import Facts, RunningOperations
 from rollbook.proto.runtime.prometheus_text import Metrics
 

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Query
 
 from rollbook.api.access.core.grants import Duty
 from rollbook.api.access.management_rights import Managing
-from rollbook.api.rest.cluster_admin import ACTS, AWAY, ClusterAdmin
+from rollbook.api.rest.cluster_admin_interface import ACTS, AWAY, ClusterAdmin
 from rollbook.api.rest.cluster_models import (
     BookieIds,
     BookieLifecycle,

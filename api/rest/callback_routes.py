@@ -9,7 +9,7 @@ from rollbook.api.access.authenticator import CALLER
 from rollbook.api.access.core.grants import Duty
 from rollbook.api.access.management_rights import Managing
 from rollbook.api.rest.callback_target import origin_of
-from rollbook.api.rest.cluster_admin import ACTS, AWAY, ClusterAdmin
+from rollbook.api.rest.cluster_admin_interface import ACTS, AWAY, ClusterAdmin
 from rollbook.api.rest.cluster_models import (
     Callback,
     Callbacks,

@@ -19,7 +19,7 @@ from rollbook.api.rest.bookie_proxy import bookie_pages
 from rollbook.api.rest.bookie_routes import BookieActs, bookie_acts, bookies
 from rollbook.api.rest.bookkeeper_paths import as_bookkeeper
 from rollbook.api.rest.callback_routes import callbacks
-from rollbook.api.rest.cluster_admin import AWAY, ClusterAdmin
+from rollbook.api.rest.cluster_admin_interface import AWAY, ClusterAdmin
 from rollbook.api.rest.cluster_events import events
 from rollbook.api.rest.cluster_models import ClusterHealth, ClusterSummary
 from rollbook.api.rest.cluster_route_parameters import PREFIX

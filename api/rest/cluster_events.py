@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 
-from rollbook.api.rest.cluster_admin import AWAY, ClusterAdmin
+from rollbook.api.rest.cluster_admin_interface import AWAY, ClusterAdmin
 from rollbook.api.rest.cluster_models import ClusterEvents
 from rollbook.api.rest.cluster_route_parameters import PAGE
 from rollbook.api.rest.problems import describe_problems

@@ -8,7 +8,7 @@ from fastapi import APIRouter
 
 from rollbook.api.access.core.grants import Duty
 from rollbook.api.rest.bookie_routes import BookieActs
-from rollbook.api.rest.cluster_admin import ACTS, AWAY, ClusterAdmin
+from rollbook.api.rest.cluster_admin_interface import ACTS, AWAY, ClusterAdmin
 from rollbook.api.rest.cluster_models import Cookies, StoredCookie, WantedCookie, WantedDirectories
 from rollbook.api.rest.cluster_route_parameters import BookieName
 from rollbook.api.rest.operation_routes import GOES_ON, begun_answer

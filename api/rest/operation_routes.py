@@ -8,7 +8,7 @@ from fastapi.responses import JSONResponse
 from rollbook.api.access.authenticator import CALLER
 from rollbook.api.access.core.grants import Duty
 from rollbook.api.access.management_rights import Managing
-from rollbook.api.rest.cluster_admin import ACTS, AWAY, ClusterAdmin
+from rollbook.api.rest.cluster_admin_interface import ACTS, AWAY, ClusterAdmin
 from rollbook.api.rest.cluster_models import (
     ClusterOperation,
     ClusterOperations,

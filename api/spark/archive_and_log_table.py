@@ -9,7 +9,7 @@ from pyspark.sql.types import StructType
 
 from rollbook.api.spark.archive_folder import Archive
 from rollbook.api.spark.batch import BatchReader
-from rollbook.api.spark.core.archive import Chain
+from rollbook.api.spark.core.archive_manifests import Chain
 from rollbook.api.spark.core.archive_seam import Clip, Parts, divide, is_overtaken
 from rollbook.api.spark.core.options import SourceOptions, StartPositions, source_options, values_of
 from rollbook.api.spark.core.plan import Span

@@ -23,7 +23,7 @@ from contextlib import contextmanager, suppress
 from typing import Final
 from urllib.parse import quote, unquote
 
-from rollbook.api.spark.core.archive import Chain, Manifest, chain_of
+from rollbook.api.spark.core.archive_manifests import Chain, Manifest, chain_of
 from rollbook.proto.errors import (
     ArchiveDamaged,
     ArchiveHeld,

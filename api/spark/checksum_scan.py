@@ -22,7 +22,7 @@ from pyspark.sql.types import StructType
 
 from rollbook.api.spark.archive_folder import STEPS, place_of
 from rollbook.api.spark.arrow import Batches
-from rollbook.api.spark.core.archive import ArchiveFile, unsigned
+from rollbook.api.spark.core.archive_manifests import ArchiveFile, unsigned
 from rollbook.api.spark.core.options import access_of, values_of
 from rollbook.api.spark.core.plan import Span
 from rollbook.api.spark.failures import original_from_spark, shown_in_spark

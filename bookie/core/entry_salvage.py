@@ -8,8 +8,8 @@ and neither does an entry without a digest.
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
-from rollbook.proto.wire import v2_adds, v2_layout, v3_adds, v3_layout
-from rollbook.proto.wire.adds import Adds
+from rollbook.proto.wire import v2_adds, v2_layout, v3_adds, v3_fast_path_layout
+from rollbook.proto.wire.add_columns import Adds
 from rollbook.proto.wire.digest import (
     ENTRY_HEADER_BYTES,
     DigestType,
@@ -23,7 +23,7 @@ _PROVING: Final = [
     (kind, digest_function(kind, b"")) for kind in (DigestType.CRC32C, DigestType.CRC32)
 ]
 # Possible distances from a frame's start to its entry.
-_HEAD_BYTES: Final = (v2_layout.ADD_ENTRY_AT, *v3_layout.ADD_ENTRY_AT)
+_HEAD_BYTES: Final = (v2_layout.ADD_ENTRY_AT, *v3_fast_path_layout.ADD_ENTRY_AT)
 _FRAME_BYTES_MAX: Final = 2**31  # No limit of frame sizes was ever as large.
 
 

@@ -37,7 +37,7 @@ from rollbook.proto.errors import (
     Unauthorized,
 )
 from rollbook.proto.ids import NO_ENTRY
-from rollbook.proto.wire.adds import AddGroup
+from rollbook.proto.wire.add_columns import AddGroup
 from rollbook.proto.wire.messages import Failure
 
 

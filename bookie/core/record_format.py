@@ -7,7 +7,7 @@
              crc of the rows · crc of the body · crc of the head itself
     trailer  the head once more, under another magic
     row      ledger · first entry · last entry    names a ledger with entries or facts in the body
-    body     FRAMES: add frames, as received (`v2_layout.py`, `v3_layout.py`)
+    body     FRAMES: add frames, as received (`v2_layout.py`, `v3_fast_path_layout.py`)
              ENTRIES: (u32 length · entry)*, sorted by ledger and entry; entries: `digest.py`
              CONTROL: `control_records.py`      CHANGES: `catalog_records.py`      IDLE, END: empty
 

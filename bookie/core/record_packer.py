@@ -23,7 +23,7 @@ from rollbook.bookie.core.record_format import (
     pack_rows,
 )
 from rollbook.proto.arange import array_of
-from rollbook.proto.wire.adds import AddGroup
+from rollbook.proto.wire.add_columns import AddGroup
 
 _RECORD_BYTES: Final = 64 * 1024
 _ROW_BYTES: Final = 24

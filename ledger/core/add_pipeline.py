@@ -51,7 +51,7 @@ from rollbook.proto.errors import (
 )
 from rollbook.proto.ids import FIRST_ENTRY, EntryId
 from rollbook.proto.quorum import Quorum, Slots
-from rollbook.proto.wire.adds import AddPacker
+from rollbook.proto.wire.add_columns import AddPacker
 
 DEADLINE_TICKS: Final = 20
 LAGGARD_TICKS: Final = 4

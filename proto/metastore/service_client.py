@@ -45,7 +45,7 @@ from rollbook.proto.metastore.core.messages import (
     Welcome,
 )
 from rollbook.proto.metastore.core.request_checks import check_ops, check_path
-from rollbook.proto.metastore.watch_streams import SessionWatchers, WatchStream
+from rollbook.proto.metastore.watch_and_session_streams import SessionWatchers, WatchStream
 from rollbook.proto.ports import (
     ANY_VERSION,
     NO_SESSION,

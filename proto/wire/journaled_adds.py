@@ -18,8 +18,8 @@ from operator import itemgetter
 from typing import Final, NamedTuple, TypeAlias
 
 from rollbook.proto.arange import array_of
-from rollbook.proto.wire import v2_layout, v3_layout
-from rollbook.proto.wire.adds import count_run
+from rollbook.proto.wire import v2_layout, v3_fast_path_layout
+from rollbook.proto.wire.add_columns import count_run
 from rollbook.proto.wire.digest import (
     ENTRY_ID_AT,
     LAC_AT,
@@ -28,7 +28,7 @@ from rollbook.proto.wire.digest import (
 )
 from rollbook.proto.wire.frame_columns import count_same, unpack_int64s, varint_columns
 from rollbook.proto.wire.frames import LENGTH_BYTES, length_at
-from rollbook.proto.wire.v3_layout import ADD_BODY_SIZE, ADD_KEY, key_of, varying_spans
+from rollbook.proto.wire.v3_fast_path_layout import ADD_BODY_SIZE, ADD_KEY, key_of, varying_spans
 from rollbook.proto.wire.varint import unpack_varint
 
 IntArray: TypeAlias = "array[int]"
@@ -38,7 +38,7 @@ _V2_KEY_AT: Final = v2_layout.ADD_KEY_AT
 _V2_ENTRY_AT: Final = v2_layout.ADD_ENTRY_AT
 _V2_BYTES_MIN: Final = v2_layout.ADD_BYTES_MIN
 
-_match_v3: Final = v3_layout.ADD_REQUEST.match
+_match_v3: Final = v3_fast_path_layout.ADD_REQUEST.match
 _IDS_AT: Final = 0, ENTRY_ID_AT, LAC_AT  # The positions of the ids and the LAC in an entry.
 _unpack_size: Final = lru_cache(maxsize=8192)(unpack_varint)
 

@@ -1,6 +1,6 @@
 """The messages between clients and bookies, the same for both protocols.
 
-Adds and their replies are handled a chunk at a time (`rollbook.proto.wire.adds`); the single adds
+Adds and their replies are handled a chunk at a time (`rollbook.proto.wire.add_columns`); the single adds
 in this module are for unusual forms that the hot path does not handle. The error of a reply is a
 class of `rollbook.proto.errors`, or None for success; the module of each protocol gives it a code.
 Version 2 has only Read, BatchRead and Auth; BookKeeper's version 3 has no BatchRead.

@@ -1,7 +1,7 @@
 """Decodes the bytes that a client receives on one connection into replies. Replies to adds become columns."""
 
 from rollbook.proto.wire import v2, v2_adds, v3, v3_adds, v3_reads
-from rollbook.proto.wire.adds import AddReplies
+from rollbook.proto.wire.add_columns import AddReplies
 from rollbook.proto.wire.frames import FRAME_BYTES_MAX, LENGTH_BYTES, V3_FIRST_BYTE, FrameBuffer
 from rollbook.proto.wire.messages import AddReply, ReceivedReply
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from rollbook.proto.errors import InvalidRequest, UnsupportedVersion
 from rollbook.proto.ids import FIRST_ENTRY
 from rollbook.proto.wire import v2, v2_adds, v3, v3_adds, v3_reads
-from rollbook.proto.wire.adds import Adds
+from rollbook.proto.wire.add_columns import Adds
 from rollbook.proto.wire.digest import ENTRY_HEADER_BYTES, LEDGER_KEY_BYTES, entry_ids_at
 from rollbook.proto.wire.frames import FRAME_BYTES_MAX, LENGTH_BYTES, V3_FIRST_BYTE, FrameBuffer
 from rollbook.proto.wire.messages import Add, ReceivedRequest, Unknown

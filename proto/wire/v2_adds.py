@@ -13,7 +13,7 @@ from typing import Final, cast
 
 from rollbook.proto.ids import EntryId
 from rollbook.proto.wire import v2
-from rollbook.proto.wire.adds import (
+from rollbook.proto.wire.add_columns import (
     RUN_MAX,
     RUN_MIN,
     WRITERS_MAX,

@@ -53,7 +53,7 @@ from rollbook.proto.wire.messages import (
     WriteLacReply,
 )
 from rollbook.proto.wire.schema import bookkeeper_protocol_pb2 as pb
-from rollbook.proto.wire.v3_layout import (
+from rollbook.proto.wire.v3_fast_path_layout import (
     BATCH_ENTRIES_TAG,
     BATCH_READ_HEADER,
     BATCH_READ_TAG,

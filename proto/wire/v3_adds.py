@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple, Self, cast
 
 from rollbook.proto.ids import EntryId, LedgerId
 from rollbook.proto.wire import v3
-from rollbook.proto.wire.adds import (
+from rollbook.proto.wire.add_columns import (
     RUN_MAX,
     RUN_MIN,
     WRITERS_MAX,
@@ -52,7 +52,7 @@ from rollbook.proto.wire.frame_columns import (
 )
 from rollbook.proto.wire.frames import FRAME_BYTES_MAX, LENGTH_BYTES, length_at, pack_length
 from rollbook.proto.wire.messages import Failure
-from rollbook.proto.wire.v3_layout import (
+from rollbook.proto.wire.v3_fast_path_layout import (
     ADD_BODY_TAG,
     ADD_ENTRY,
     ADD_ENTRY_TAG,

@@ -8,7 +8,7 @@ protobuf.
 from typing import Final
 
 from rollbook.proto.ids import EntryId, LedgerId
-from rollbook.proto.wire import v3, v3_layout
+from rollbook.proto.wire import v3, v3_fast_path_layout
 from rollbook.proto.wire.entry_batches import unpack_bodies
 from rollbook.proto.wire.frames import LENGTH_BYTES, length_at
 from rollbook.proto.wire.messages import (
@@ -19,7 +19,7 @@ from rollbook.proto.wire.messages import (
     ReceivedReply,
     ReceivedRequest,
 )
-from rollbook.proto.wire.v3_layout import (
+from rollbook.proto.wire.v3_fast_path_layout import (
     HEADER_AT,
     HEADER_SIZE_AT,
     OWN_SIZE_AT,
@@ -30,10 +30,10 @@ from rollbook.proto.wire.varint import unpack_varint
 
 _READ: Final = BookieOperation.READ
 
-_match_read: Final = v3_layout.READ_REQUEST.match
-_match_reply: Final = v3_layout.READ_REPLY.match
-_match_reply_tail: Final = v3_layout.READ_REPLY_TAIL.match
-_match_batch: Final = v3_layout.BATCH_READ_REPLY.match
+_match_read: Final = v3_fast_path_layout.READ_REQUEST.match
+_match_reply: Final = v3_fast_path_layout.READ_REPLY.match
+_match_reply_tail: Final = v3_fast_path_layout.READ_REPLY_TAIL.match
+_match_batch: Final = v3_fast_path_layout.BATCH_READ_REPLY.match
 
 
 def take_reads(buffer: bytes, position: int) -> tuple[list[ReceivedRequest], int]:

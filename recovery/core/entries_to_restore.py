@@ -10,7 +10,7 @@ counts answers. A doubt about an entry may end in three ways only (HL1):
                    or the explicit LAC of a ledger that is closed
     given up       a person has named the entry, knowing that it may be lost
 
-`core/open_ledger_restore.py` decides what comes first if the ledger is not closed.
+`core/possible_losses_in_open_ledgers.py` decides what comes first if the ledger is not closed.
 
 An entry is lost if no other member of its write set has a good copy, and no copy may still turn up.
 """

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from rollbook.api.cli.main import module_of
 from tests.architecture.source import PACKAGES, ROOT, Module, hand_written, modules
 
 NAMED_TEST = re.compile(r"`(tests/[\w/]+\.py)?::(test_\w+)`")
@@ -248,7 +249,7 @@ def test_help_of_every_command_loads_no_implementation() -> None:
         "server",
         "spark",
     }
-    words = {*groups, *(f"{name}.commands" for name in groups)}
+    words = {*groups, *(module_of(name).removeprefix("rollbook.api.cli.") for name in groups)}
     words |= {
         "bookie.setup_and_repair",
         "bookie.target",

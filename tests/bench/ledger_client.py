@@ -25,7 +25,7 @@ from rollbook.proto.metadata import Fragment, LedgerMetadata
 from rollbook.proto.ports import Address, Listener, ProtocolFactory, Randomness
 from rollbook.proto.quorum import Quorum
 from rollbook.proto.runtime.clock import SystemClock
-from rollbook.proto.wire.adds import Adds
+from rollbook.proto.wire.add_columns import Adds
 from rollbook.proto.wire.digest import DigestType, LedgerDigest
 from rollbook.proto.wire.request_decoder import RequestDecoder
 from tests.bench import Figure, figure

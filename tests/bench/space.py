@@ -25,7 +25,7 @@ from rollbook.proto.metadata import Fragment, LedgerMetadata, draw_creation_toke
 from rollbook.proto.ports import Address
 from rollbook.proto.quorum import Quorum
 from rollbook.proto.runtime.metastore import open_metadata_store
-from rollbook.proto.wire.adds import AddReplies
+from rollbook.proto.wire.add_columns import AddReplies
 from rollbook.proto.wire.messages import EntryRead, ReadReply
 from tests.bench import Figure, judged
 from tests.support import bookies, forgetful, processes

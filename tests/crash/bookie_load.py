@@ -15,7 +15,7 @@ from typing import Final
 from rollbook.proto.errors import BookieFailed, ConnectionLost
 from rollbook.proto.ids import NO_ENTRY, EntryId, LedgerId
 from rollbook.proto.ports import Address
-from rollbook.proto.wire.adds import AddReplies
+from rollbook.proto.wire.add_columns import AddReplies
 from rollbook.proto.wire.messages import (
     BatchRead,
     BatchReadReply,

@@ -12,7 +12,7 @@ from rollbook.bookie.core.entry_salvage import take_frames
 from rollbook.proto.errors import BadFrame, DigestMismatch
 from rollbook.proto.ids import EntryId, LedgerId
 from rollbook.proto.wire import v2, v2_layout, v3
-from rollbook.proto.wire.adds import AddReplies, Adds
+from rollbook.proto.wire.add_columns import AddReplies, Adds
 from rollbook.proto.wire.digest import ENTRY_HEADER_BYTES, DigestType, Entry, LedgerDigest
 from rollbook.proto.wire.entry_list import pack_entry_list, unpack_entry_list
 from rollbook.proto.wire.frames import LENGTH_BYTES, V3_FIRST_BYTE, FrameDecoder, pack_frame

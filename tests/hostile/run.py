@@ -10,7 +10,7 @@ from typing import Final
 
 from rollbook.proto.ids import NO_ENTRY
 from rollbook.proto.ports import Address
-from rollbook.proto.wire.adds import AddReplies
+from rollbook.proto.wire.add_columns import AddReplies
 from tests.hostile.attacks import Attack, Mob, all_have_ended, attacks
 from tests.support import bookies, commands, processes
 from tests.support.bookie_client import connect

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from rollbook.api.cli.bookie.commands import group as bookies
+from rollbook.api.cli.bookie.command_table import group as bookies
 from rollbook.api.cli.recovery.commands import group as recovery
 from tests.interop import shell
 from tests.interop.cluster import (

@@ -15,7 +15,7 @@ import pytest
 from rollbook.proto.errors import BookieFailed, NoSuchEntry
 from rollbook.proto.ids import NO_ENTRY, EntryId, LedgerId
 from rollbook.proto.ports import Buffer
-from rollbook.proto.wire.adds import AddReplies
+from rollbook.proto.wire.add_columns import AddReplies
 from rollbook.proto.wire.digest import DigestType, LedgerDigest, ledger_key
 from rollbook.proto.wire.messages import (
     Auth,

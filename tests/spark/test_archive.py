@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from rollbook.api.spark.core import mirror_origin
-from rollbook.api.spark.core.archive import (
+from rollbook.api.spark.core.archive_manifests import (
     ArchiveFile,
     Chain,
     Manifest,

@@ -13,7 +13,7 @@ import pytest
 from rollbook.api.client.sync import SyncClient, SyncLog
 from rollbook.api.spark import checksum_scan, parquet_output
 from rollbook.api.spark.archive_folder import Archive
-from rollbook.api.spark.core.archive import Manifest
+from rollbook.api.spark.core.archive_manifests import Manifest
 from rollbook.api.spark.core.audit_findings import compare
 from rollbook.api.spark.core.options import SplitLimits
 from rollbook.api.spark.failures import RollbookFailure

@@ -22,7 +22,7 @@ from rollbook.proto.ids import EntryId, LedgerId
 from rollbook.proto.ports import Address
 from rollbook.proto.runtime.network import SocketTransport
 from rollbook.proto.wire import v2, v2_layout, v3
-from rollbook.proto.wire.adds import AddPacker, AddReplies
+from rollbook.proto.wire.add_columns import AddPacker, AddReplies
 from rollbook.proto.wire.digest import DigestType, LedgerDigest, ledger_key
 from rollbook.proto.wire.messages import (
     BatchRead,

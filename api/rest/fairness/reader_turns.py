@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from typing import Any, Final, TypeVar
 
-from rollbook.api.access.read_throttle import MISSES_MAX, may_pass
+from rollbook.api.access.read_quota_throttle import MISSES_MAX, may_pass
 from rollbook.logservice.ids import Offset
 from rollbook.logservice.messages import CaughtUp, FellBehind, Gap, Progress, ReadStream, Records
 from rollbook.logservice.position_syntax import AtOffset, Position

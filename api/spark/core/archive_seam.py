@@ -6,7 +6,7 @@ whether or not the log has truncated it. A hole between archive and log is an er
 
 from typing import NamedTuple
 
-from rollbook.api.spark.core.archive import ArchiveFile, Chain
+from rollbook.api.spark.core.archive_manifests import ArchiveFile, Chain
 from rollbook.api.spark.core.plan import Span
 from rollbook.api.spark.core.stream_offsets import Point, TailPoint, replaced
 from rollbook.proto.errors import BeyondTail, LogDataLoss

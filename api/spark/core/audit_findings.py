@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from rollbook.api.spark.core.archive import ArchiveFile, hex_of
+from rollbook.api.spark.core.archive_manifests import ArchiveFile, hex_of
 
 
 class AuditFinding(NamedTuple):

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 from rollbook.api.spark.archive_folder import Archive, sizes_in
 from rollbook.api.spark.checksum_scan import FilePiece, Measured, Piece, measure
 from rollbook.api.spark.core import mirror_origin
-from rollbook.api.spark.core.archive import ArchiveFile, Chain, faults_of, unsigned
+from rollbook.api.spark.core.archive_manifests import ArchiveFile, Chain, faults_of, unsigned
 from rollbook.api.spark.core.archive_seam import is_overtaken
 from rollbook.api.spark.core.audit_findings import (
     AuditFinding,

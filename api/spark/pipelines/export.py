@@ -18,7 +18,7 @@ from typing import Any, Final
 from rollbook.api.client.sync import SyncCursor
 from rollbook.api.spark.archive_folder import Archive, drop_folder, require_name
 from rollbook.api.spark.checksum_scan import Measured, Piece, folder_of, measure
-from rollbook.api.spark.core.archive import ArchiveFile, Chain, Manifest, manifest_of
+from rollbook.api.spark.core.archive_manifests import ArchiveFile, Chain, Manifest, manifest_of
 from rollbook.api.spark.core.archive_seam import is_overtaken
 from rollbook.api.spark.core.options import Selection, SplitLimits
 from rollbook.api.spark.core.plan import Span, next_ends, split

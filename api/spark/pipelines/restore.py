@@ -14,7 +14,7 @@ import google_crc32c
 import pyarrow.parquet as pq
 
 from rollbook.api.spark.archive_folder import Archive
-from rollbook.api.spark.core.archive import ArchiveFile, Chain
+from rollbook.api.spark.core.archive_manifests import ArchiveFile, Chain
 from rollbook.api.spark.exactly_once_append import LogSink, MicroBatch
 from rollbook.api.spark.pipelines.connection import Way
 from rollbook.api.spark.pipelines.job_report import Progress, Report

@@ -60,7 +60,7 @@ from rollbook.proto.metastore.core.request_checks import ROOT, check_ops, check_
 from rollbook.proto.metastore.core.watches import WatchTable
 from rollbook.proto.metastore.service_client import OPERATION_TIMEOUT_S, SESSION_TIMEOUT_S
 from rollbook.proto.metastore.url import ZooKeeperOptions
-from rollbook.proto.metastore.watch_streams import SessionWatchers, WatchStream
+from rollbook.proto.metastore.watch_and_session_streams import SessionWatchers, WatchStream
 from rollbook.proto.ports import (
     ANY_VERSION,
     NO_SESSION,

@@ -15,7 +15,7 @@ import sys
 from struct import unpack
 from typing import Final
 
-from rollbook.proto.wire.adds import Adds
+from rollbook.proto.wire.add_columns import Adds
 from rollbook.proto.wire.frames import LENGTH_BYTES
 from rollbook.proto.wire.request_decoder import RequestDecoder
 from tests.bench.load.bare import connections

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from rollbook.proto.ids import EntryId, LedgerId
 from rollbook.proto.wire import v2, v2_adds, v3_adds
-from rollbook.proto.wire.adds import AddPacker, AddReplies, Adds
+from rollbook.proto.wire.add_columns import AddPacker, AddReplies, Adds
 from rollbook.proto.wire.digest import ENTRY_HEADER_BYTES, DigestType, LedgerDigest, ledger_key
 from rollbook.proto.wire.messages import BatchRead, BatchReadReply, EntryRead, ReadReply
 from rollbook.proto.wire.reply_decoder import ReplyDecoder

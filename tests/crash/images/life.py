@@ -26,7 +26,7 @@ from rollbook.bookie.storage import Storage
 from rollbook.proto.errors import BadConfig, RollbookError
 from rollbook.proto.ids import EntryId, LedgerId
 from rollbook.proto.wire import v2_adds, v3_adds
-from rollbook.proto.wire.adds import Adds
+from rollbook.proto.wire.add_columns import Adds
 from rollbook.proto.wire.digest import DigestType, LedgerDigest, ledger_key
 from tests.simulation.kernel import Node, World
 from tests.simulation.kernel.filesystem import Operation

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rollbook.proto.wire.adds import Adds
+from rollbook.proto.wire.add_columns import Adds
 from rollbook.proto.wire.frames import LENGTH_BYTES
 from rollbook.proto.wire.request_decoder import RequestDecoder
 from tests.bench import ledger_bare

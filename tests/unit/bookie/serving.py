@@ -10,7 +10,7 @@ from rollbook.bookie.socket_server import BookieServer
 from rollbook.bookie.storage import Storage
 from rollbook.proto.ids import NO_ENTRY, EntryId, LedgerId
 from rollbook.proto.ports import Address
-from rollbook.proto.wire.adds import Adds
+from rollbook.proto.wire.add_columns import Adds
 from rollbook.proto.wire.digest import DigestType, LedgerDigest
 from rollbook.proto.wire.request_decoder import RequestDecoder
 from rollbook.proto.wire.v2_adds import V2AddPacker

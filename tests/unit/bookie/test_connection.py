@@ -24,7 +24,7 @@ from rollbook.proto.errors import (
 from rollbook.proto.ids import NO_ENTRY, EntryId, LedgerId
 from rollbook.proto.ports import Buffer
 from rollbook.proto.wire import v2
-from rollbook.proto.wire.adds import AddReplies
+from rollbook.proto.wire.add_columns import AddReplies
 from rollbook.proto.wire.digest import ledger_key
 from rollbook.proto.wire.entry_batches import join_bodies
 from rollbook.proto.wire.messages import (

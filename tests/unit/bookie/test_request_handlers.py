@@ -14,7 +14,7 @@ import pytest
 from rollbook.proto.errors import RollbookError, Unavailable
 from rollbook.proto.ids import NO_ENTRY, EntryId, LedgerId
 from rollbook.proto.wire import v2, v2_layout, v3
-from rollbook.proto.wire.adds import AddReplies
+from rollbook.proto.wire.add_columns import AddReplies
 from rollbook.proto.wire.digest import ledger_key
 from rollbook.proto.wire.frames import pack_frame
 from rollbook.proto.wire.messages import (

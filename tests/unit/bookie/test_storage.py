@@ -36,7 +36,7 @@ from rollbook.proto.ports import OpenMode
 from rollbook.proto.runtime.clock import SystemClock
 from rollbook.proto.runtime.disk import SystemDisk
 from rollbook.proto.wire import v2_adds, v3_adds
-from rollbook.proto.wire.adds import Adds
+from rollbook.proto.wire.add_columns import Adds
 from rollbook.proto.wire.digest import DigestType, LedgerDigest, ledger_key
 from tests.simulation.kernel import Node, World
 from tests.simulation.kernel.filesystem import Operation

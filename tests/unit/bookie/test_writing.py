@@ -15,7 +15,7 @@ from rollbook.bookie.storage import Admission
 from rollbook.proto.ids import NO_ENTRY, EntryId, LedgerId
 from rollbook.proto.ports import Buffer
 from rollbook.proto.wire import v3
-from rollbook.proto.wire.adds import AddReplies, Adds
+from rollbook.proto.wire.add_columns import AddReplies, Adds
 from rollbook.proto.wire.messages import BatchRead, BatchReadReply, EntryRead
 from rollbook.proto.wire.reply_decoder import ReplyDecoder
 from rollbook.proto.wire.v3_adds import V3AddPacker

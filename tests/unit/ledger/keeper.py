@@ -30,7 +30,7 @@ from rollbook.proto.metadata import Fragment, LedgerMetadata
 from rollbook.proto.metastore.memory import MemoryService
 from rollbook.proto.ports import Address, MetadataStore
 from rollbook.proto.quorum import Quorum
-from rollbook.proto.wire.adds import Adds
+from rollbook.proto.wire.add_columns import Adds
 from rollbook.proto.wire.digest import DigestType, Entry, LedgerDigest
 from rollbook.proto.wire.messages import (
     BatchRead,

@@ -19,7 +19,7 @@ from rollbook.proto.errors import NoSuchEntry, RollbookError
 from rollbook.proto.formats.service_info import BookieServiceInfo, describe_bookie
 from rollbook.proto.ids import BookieId, LedgerId
 from rollbook.proto.ports import Address
-from rollbook.proto.wire.adds import AddPacker, AddReplies, Adds
+from rollbook.proto.wire.add_columns import AddPacker, AddReplies, Adds
 from rollbook.proto.wire.digest import DigestType, LedgerDigest, ledger_key
 from rollbook.proto.wire.messages import (
     IDENTITY_PLUGIN,

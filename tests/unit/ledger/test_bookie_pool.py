@@ -23,7 +23,7 @@ from rollbook.proto.errors import (
 from rollbook.proto.formats.service_info import BATCH_READ, IDENTITY, describe_bookie
 from rollbook.proto.ids import NO_ENTRY, BookieId, EntryId, LedgerId
 from rollbook.proto.ports import Address
-from rollbook.proto.wire.adds import Adds
+from rollbook.proto.wire.add_columns import Adds
 from rollbook.proto.wire.frames import pack_frame
 from rollbook.proto.wire.messages import (
     BatchRead,

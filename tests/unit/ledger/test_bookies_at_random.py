@@ -15,7 +15,7 @@ from rollbook.ledger.bookie_pool import AddChannel
 from rollbook.ledger.config import ClientConfig
 from rollbook.proto.errors import NoSuchEntry, RollbookError
 from rollbook.proto.ids import NO_ENTRY, BookieId, EntryId, LedgerId
-from rollbook.proto.wire.adds import AddReplies, Adds
+from rollbook.proto.wire.add_columns import AddReplies, Adds
 from rollbook.proto.wire.digest import LEDGER_KEY_BYTES
 from rollbook.proto.wire.messages import EntryRead, ReadReply, ReceivedRequest, refusal_of
 from tests.unit.ledger.scripted_bookie import Peer, Scene, play

@@ -26,7 +26,7 @@ from rollbook.proto.errors import (
 from rollbook.proto.ids import NO_ENTRY, EntryId, LedgerId
 from rollbook.proto.metadata import LedgerState
 from rollbook.proto.quorum import Quorum
-from rollbook.proto.wire.adds import Adds
+from rollbook.proto.wire.add_columns import Adds
 from rollbook.proto.wire.messages import ReceivedRequest
 from tests.unit.ledger.scripted_bookie import Peer, acknowledge, ignore
 from tests.unit.ledger.writer_scene import (

@@ -25,7 +25,7 @@ from rollbook.proto.errors import (
 from rollbook.proto.ids import EntryId
 from rollbook.proto.metadata import LedgerState
 from rollbook.proto.quorum import Quorum
-from rollbook.proto.wire.adds import Adds
+from rollbook.proto.wire.add_columns import Adds
 from tests.unit.ledger.scripted_bookie import Peer, ignore
 from tests.unit.ledger.writer_scene import FIVE, WriterScene, play_writer
 

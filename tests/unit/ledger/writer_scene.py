@@ -23,7 +23,7 @@ from rollbook.proto.ids import FIRST_ENTRY, BookieId, EntryId, LedgerId
 from rollbook.proto.metadata import Fragment, LedgerMetadata
 from rollbook.proto.ports import Clock
 from rollbook.proto.quorum import Ensemble, Quorum
-from rollbook.proto.wire.adds import Adds
+from rollbook.proto.wire.add_columns import Adds
 from rollbook.proto.wire.digest import DigestType, LedgerDigest
 from rollbook.proto.wire.messages import (
     BookieInfoReply,

@@ -18,7 +18,7 @@ from rollbook.proto.errors import (
     RollbookError,
 )
 from rollbook.proto.ids import NO_ENTRY, EntryId
-from rollbook.proto.wire.adds import Adds
+from rollbook.proto.wire.add_columns import Adds
 from rollbook.proto.wire.messages import (
     BatchRead,
     BatchReadReply,

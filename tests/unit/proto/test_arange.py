@@ -6,7 +6,7 @@ from typing import Literal
 import pytest
 
 from rollbook.proto.arange import array_of
-from rollbook.proto.wire.adds import RUN_MAX
+from rollbook.proto.wire.add_columns import RUN_MAX
 
 
 @pytest.mark.parametrize("count", [0, 1, 31, 32, 33, 1_000, RUN_MAX, RUN_MAX + 1])

@@ -10,7 +10,7 @@ from rollbook.proto.cluster.lifecycle_nodes import LifecycleNodes
 from rollbook.proto.formats.lifecycle import LifecycleState
 from rollbook.proto.ids import BookieId, LedgerId
 from rollbook.proto.runtime.metastore import open_metadata_store
-from rollbook.recovery.core.lifecycle import drain
+from rollbook.recovery.core.bookie_drain_states import drain
 from tests.support import processes
 from tests.support.ledger_cluster import ProcessCluster
 

@@ -22,7 +22,7 @@ from rollbook.proto.ports import Address, Create, CreateMode, Delete, MetadataSt
 from rollbook.proto.runtime.clock import SystemClock
 from rollbook.recovery import metastore_outage_retries
 from rollbook.recovery.config import StewardConfig
-from rollbook.recovery.core import lifecycle
+from rollbook.recovery.core import bookie_drain_states
 from rollbook.recovery.core.drain_steps import ATTEMPTS_WITHOUT_TARGET
 from rollbook.recovery.core.repair_failures import Failure, LostEntries
 from rollbook.recovery.drain_steward import Steward
@@ -76,11 +76,13 @@ class DrainSite(Site):
 
     async def drain(self, number: int) -> None:
         found = await self.lifecycles.read(B[number])
-        await self.put(found, lifecycle.drain(found.lifecycle, f"{number}a", 1, ledgers=1))
+        await self.put(
+            found, bookie_drain_states.drain(found.lifecycle, f"{number}a", 1, ledgers=1)
+        )
 
     async def cancel(self, number: int) -> None:
         found = await self.lifecycles.read(B[number])
-        await self.put(found, lifecycle.cancel(found.lifecycle, f"{number}c", 1))
+        await self.put(found, bookie_drain_states.cancel(found.lifecycle, f"{number}c", 1))
 
     async def obey(self, number: int) -> None:
         """Register as read-only."""
@@ -327,7 +329,7 @@ async def test_drain_fails_only_once_nothing_else_can_be_copied(site: DrainSite)
         assert "1 ledgers still name it" in found.reason
         await site.until_published({})
         stored = await site.lifecycles.read(B[0])
-        await site.put(stored, lifecycle.mark_drained(stored.lifecycle, "ee", 5))
+        await site.put(stored, bookie_drain_states.mark_drained(stored.lifecycle, "ee", 5))
         found = await site.until_state(0, DRAINING)
         assert "ledger 0" in found.reason, "the ledger still names the bookie"
 
@@ -347,7 +349,7 @@ async def test_retried_drain_clears_failures_and_restarts(site: DrainSite) -> No
         await finish_a_round(steward)
         assert await site.failures.read(LedgerId(0)) == no_target
         stored = await site.lifecycles.read(B[0])
-        await site.put(stored, lifecycle.retry(stored.lifecycle, "ee", 5, ledgers=1))
+        await site.put(stored, bookie_drain_states.retry(stored.lifecycle, "ee", 5, ledgers=1))
         await site.until_published({0: {0}})
         assert await site.failures.read(LedgerId(0)) is None
         assert (await site.lifecycle_of(0)).state is DRAINING
@@ -365,7 +367,7 @@ async def test_retried_drain_ignores_failures_of_the_previous_drain(site: DrainS
         await site.failures.write(LedgerId(0), no_target)
         await site.until_state(0, FAILED)
         stored = await site.lifecycles.read(B[0])
-        await site.put(stored, lifecycle.retry(stored.lifecycle, "ee", 5, ledgers=1))
+        await site.put(stored, bookie_drain_states.retry(stored.lifecycle, "ee", 5, ledgers=1))
         await site.until_published({0: {0}})
         assert await site.failures.read(LedgerId(0)) == no_target, (
             "the marked ledger still needs repair"

@@ -17,7 +17,7 @@ from rollbook.proto.metadata import LedgerState
 from rollbook.proto.runtime.clock import SystemClock
 from rollbook.recovery.autorecovery import ProcessIdentity, RecoveryConfig, RecoveryServer
 from rollbook.recovery.config import AuditConfig, StewardConfig, WorkerConfig
-from rollbook.recovery.core import lifecycle
+from rollbook.recovery.core import bookie_drain_states
 from rollbook.recovery.ledger_repair import LedgerRepair
 from tests.support.ledger_cluster import LocalCluster
 from tests.unit.recovery.test_worker import PATIENCE_S, QUICK, Site, site_of
@@ -87,7 +87,7 @@ async def test_live_writers_and_reserved_ledgers_are_not_fenced(
             await site.lose()
             nodes = LifecycleNodes(site.store, site.ledgers.cluster)
             found = await nodes.read(LEAVING)
-            await nodes.write(found, lifecycle.drain(found.lifecycle, "aa", 1, ledgers=1))
+            await nodes.write(found, bookie_drain_states.drain(found.lifecycle, "aa", 1, ledgers=1))
             ids = [*(writer.ledger_id for writer in writers), *reserved]
 
             async def names_any(ledger_id: int) -> bool:

@@ -22,7 +22,7 @@ from rollbook.proto.errors import (
 from rollbook.proto.ids import NO_ENTRY, EntryId, LedgerId
 from rollbook.proto.ports import Address, Transport
 from rollbook.proto.wire import v2_layout
-from rollbook.proto.wire.adds import AddReplies
+from rollbook.proto.wire.add_columns import AddReplies
 from rollbook.proto.wire.digest import DigestType, LedgerDigest
 from rollbook.proto.wire.messages import (
     BatchRead,

@@ -42,7 +42,7 @@ from rollbook.proto.formats.cookie import pack_cookie, unpack_cookie
 from rollbook.proto.formats.paths import AVAILABLE, READ_ONLY
 from rollbook.proto.ids import BookieId, EntryId, LedgerId
 from rollbook.proto.ports import MetadataStore
-from rollbook.proto.wire.adds import Adds
+from rollbook.proto.wire.add_columns import Adds
 from rollbook.proto.wire.messages import EntryRead, Reply, Request
 from rollbook.recovery.core.entry_spans import EntrySpan
 from rollbook.recovery.possible_losses_port import BookieDoubts, DoubtsPage

@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from rollbook.proto.errors import BookieReadOnly, LedgerFenced, RollbookError
 from rollbook.proto.ids import EntryId, LedgerId
 from rollbook.proto.ports import Address
-from rollbook.proto.wire.adds import AddReplies
+from rollbook.proto.wire.add_columns import AddReplies
 from rollbook.proto.wire.messages import EntryRead
 from tests.support import bookies, processes
 from tests.support.bookie_client import KEY, BookieClient, connect

@@ -13,7 +13,7 @@ from rollbook.proto.errors import (
     Unauthorized,
 )
 from rollbook.proto.ids import LedgerId
-from rollbook.proto.wire.adds import AddGroup
+from rollbook.proto.wire.add_columns import AddGroup
 from rollbook.proto.wire.messages import Failure
 
 KEY, OTHER = b"k" * 20, b"o" * 20

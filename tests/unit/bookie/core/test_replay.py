@@ -15,7 +15,7 @@ from rollbook.bookie.core.replay import replay
 from rollbook.bookie.core.torn_tail import scan
 from rollbook.proto.ids import EntryId, LedgerId
 from rollbook.proto.wire import v2_adds, v3_adds
-from rollbook.proto.wire.adds import AddPacker, Adds
+from rollbook.proto.wire.add_columns import AddPacker, Adds
 from rollbook.proto.wire.digest import DigestType, LedgerDigest
 from rollbook.proto.wire.journaled_adds import StoredAdds, StoredEntries
 from rollbook.proto.wire.request_decoder import RequestDecoder

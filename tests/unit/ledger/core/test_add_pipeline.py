@@ -24,7 +24,7 @@ from rollbook.proto.errors import (
 )
 from rollbook.proto.ids import EntryId, LedgerId
 from rollbook.proto.quorum import Quorum
-from rollbook.proto.wire.adds import Adds
+from rollbook.proto.wire.add_columns import Adds
 from rollbook.proto.wire.digest import DigestType, LedgerDigest, ledger_key
 from rollbook.proto.wire.request_decoder import RequestDecoder
 from rollbook.proto.wire.v3_adds import V3AddPacker

@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 from rollbook.proto.ids import NO_ENTRY, EntryId, LedgerId
 from rollbook.proto.wire import v2, v2_adds, v3, v3_adds
-from rollbook.proto.wire.adds import AddPacker, Adds
+from rollbook.proto.wire.add_columns import AddPacker, Adds
 from rollbook.proto.wire.digest import DigestType, LedgerDigest, ledger_key
 from rollbook.proto.wire.messages import (
     Auth,

@@ -10,7 +10,7 @@ import pytest
 from rollbook.proto.errors import LedgerFenced
 from rollbook.proto.ids import EntryId, LedgerId
 from rollbook.proto.wire import frame_columns, v2_adds, v3, v3_adds
-from rollbook.proto.wire.adds import Adds
+from rollbook.proto.wire.add_columns import Adds
 from rollbook.proto.wire.digest import ENTRY_HEADER_BYTES
 from rollbook.proto.wire.messages import AddReply, BookieOperation
 from rollbook.proto.wire.request_decoder import RequestDecoder

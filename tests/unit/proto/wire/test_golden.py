@@ -18,7 +18,7 @@ from rollbook.proto.errors import (
 )
 from rollbook.proto.ids import NO_ENTRY, EntryId, LedgerId
 from rollbook.proto.wire import v2, v2_adds, v3, v3_adds
-from rollbook.proto.wire.adds import AddPacker, AddReplies, Adds
+from rollbook.proto.wire.add_columns import AddPacker, AddReplies, Adds
 from rollbook.proto.wire.digest import DigestType, Entry, LedgerDigest, ledger_key, mac_key
 from rollbook.proto.wire.entry_list import EntryList, pack_entry_list, unpack_entry_list
 from rollbook.proto.wire.frames import pack_frame

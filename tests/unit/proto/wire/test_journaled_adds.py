@@ -10,7 +10,7 @@ import pytest
 from rollbook.bookie.core.entry_salvage import take_frames
 from rollbook.proto.ids import EntryId, LedgerId
 from rollbook.proto.wire import journaled_adds, v2, v2_adds, v3_adds
-from rollbook.proto.wire.adds import AddPacker
+from rollbook.proto.wire.add_columns import AddPacker
 from rollbook.proto.wire.digest import DigestType, LedgerDigest
 from rollbook.proto.wire.journaled_adds import StoredAdds
 from rollbook.proto.wire.messages import EntryRead

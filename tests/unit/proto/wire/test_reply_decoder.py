@@ -19,7 +19,7 @@ from rollbook.proto.errors import (
 )
 from rollbook.proto.ids import NO_ENTRY, EntryId, LedgerId
 from rollbook.proto.wire import v2, v3, v3_adds
-from rollbook.proto.wire.adds import AddReplies
+from rollbook.proto.wire.add_columns import AddReplies
 from rollbook.proto.wire.entry_batches import LARGE_BYTES, pack_bodies
 from rollbook.proto.wire.entry_list import EntryList
 from rollbook.proto.wire.frames import FRAME_BYTES_MAX, pack_frame

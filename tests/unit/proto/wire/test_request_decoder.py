@@ -16,7 +16,7 @@ from rollbook.proto.errors import (
 )
 from rollbook.proto.ids import NO_ENTRY, EntryId, LedgerId
 from rollbook.proto.wire import v2, v3
-from rollbook.proto.wire.adds import AddReplies, Adds
+from rollbook.proto.wire.add_columns import AddReplies, Adds
 from rollbook.proto.wire.digest import DigestType, LedgerDigest
 from rollbook.proto.wire.frames import FRAME_BYTES_MAX, pack_frame
 from rollbook.proto.wire.messages import (

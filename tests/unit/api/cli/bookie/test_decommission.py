@@ -7,7 +7,7 @@ from pathlib import Path
 
 from click.testing import CliRunner, Result
 
-from rollbook.api.cli.bookie.commands import group
+from rollbook.api.cli.bookie.command_table import group
 from rollbook.ledger.open_client import connect
 from rollbook.proto.errors import InvalidRequest
 from tests.support import processes

@@ -19,7 +19,7 @@ import pytest
 import structlog
 from click.testing import CliRunner, Result
 
-from rollbook.api.cli.bookie.commands import group
+from rollbook.api.cli.bookie.command_table import group
 from rollbook.api.cli.lazy_group import LazyGroup
 from rollbook.api.rest.bookie import AdminServer
 from rollbook.api.rest.server import HttpConfig

@@ -10,7 +10,7 @@ from rollbook.proto.ids import NO_ENTRY, BookieId, EntryId, LedgerId
 from rollbook.proto.metadata import ENTRY_ID_MAX, Fragment, LedgerMetadata, LedgerState
 from rollbook.proto.quorum import Quorum
 from rollbook.recovery.core.entry_spans import WHOLE, EntrySpan, covers
-from rollbook.recovery.core.open_ledger_restore import (
+from rollbook.recovery.core.possible_losses_in_open_ledgers import (
     OpenLedgerAction,
     OpenLedgerDoubts,
     Writers,

@@ -3,7 +3,7 @@ from functools import partial
 
 import pytest
 
-from rollbook.ledger.writer_ticker import SharedTimer
+from rollbook.ledger.shared_writer_timer import SharedTimer
 from tests.support.clocks import LoopTime
 
 TICK_S = 1000.0

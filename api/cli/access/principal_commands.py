@@ -1,5 +1,5 @@
 """The commands of `rollbook access`, which manage principals and their rights. Their actions are in
-`actions.py`.
+`principal_actions.py`.
 """
 
 from typing import Any, Final
@@ -90,9 +90,9 @@ def add(**what: Any) -> None:
     certificates gets no token. Use `umask 077` first, so that other users cannot read the file to which you
     write the token.
     """
-    from rollbook.api.cli.access import actions  # `--help` is quick.
+    from rollbook.api.cli.access import principal_actions
 
-    actions.add(**what)
+    principal_actions.add(**what)
 
 
 @group.command(
@@ -107,9 +107,9 @@ def add(**what: Any) -> None:
 @list_output_option
 def show(path: str, output: str) -> None:
     """List the principals. An error in the file is reported as a server would report it."""
-    from rollbook.api.cli.access import actions  # `--help` is quick.
+    from rollbook.api.cli.access import principal_actions
 
-    actions.show(path, output)
+    principal_actions.show(path, output)
 
 
 @group.command(
@@ -124,9 +124,9 @@ def show(path: str, output: str) -> None:
 @_YES
 def rm(names: tuple[str, ...], path: str, yes: bool) -> None:
     """Remove principals. Servers refuse removed principals after they have read the file again."""
-    from rollbook.api.cli.access import actions  # `--help` is quick.
+    from rollbook.api.cli.access import principal_actions
 
-    actions.remove(path, names, yes)
+    principal_actions.remove(path, names, yes)
 
 
 @group.command(
@@ -148,14 +148,14 @@ def rm(names: tuple[str, ...], path: str, yes: bool) -> None:
 )
 def rotate(name: str, path: str, days: int | None, drop_old: bool) -> None:
     """Add a token for a principal, and print it. Earlier tokens stay valid until you use --drop-old."""
-    from rollbook.api.cli.access import actions  # `--help` is quick.
+    from rollbook.api.cli.access import principal_actions
 
     if drop_old:
         if days:
             raise click.UsageError("--days is for a new token: leave out --days or --drop-old")
-        actions.drop_old_tokens(path, name)
+        principal_actions.drop_old_tokens(path, name)
         return
-    actions.rotate(path, name, days)
+    principal_actions.rotate(path, name, days)
 
 
 @group.command(
@@ -170,6 +170,6 @@ def token() -> None:
 
     Add the entry at the beginning of the principal's `tokens`. When all clients have the new token, remove the old entry.
     """
-    from rollbook.api.cli.access import actions  # `--help` is quick.
+    from rollbook.api.cli.access import principal_actions
 
-    actions.token()
+    principal_actions.token()

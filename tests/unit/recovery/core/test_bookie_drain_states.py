@@ -9,21 +9,21 @@ from rollbook.proto.formats.lifecycle import Lifecycle, LifecycleState
 from rollbook.proto.ids import BookieId, EntryId, LedgerId
 from rollbook.proto.metadata import Fragment, LedgerMetadata
 from rollbook.proto.quorum import Quorum
-from rollbook.recovery.core import lifecycle
-from rollbook.recovery.core.lifecycle import has_room
+from rollbook.recovery.core import bookie_drain_states
+from rollbook.recovery.core.bookie_drain_states import has_room
 
 ACTIVE, DRAINING = LifecycleState.ACTIVE, LifecycleState.DRAINING
 DRAINED, FAILED = LifecycleState.DRAINED, LifecycleState.DRAINING_FAILED
 Step = Callable[[Lifecycle], Lifecycle]
 
 STEPS: dict[str, Step] = {
-    "drain": lambda found: lifecycle.drain(found, "aa", 9, ledgers=5),
-    "retry": lambda found: lifecycle.retry(found, "aa", 9, ledgers=5),
-    "cancel": lambda found: lifecycle.cancel(found, "aa", 9),
-    "mark_drained": lambda found: lifecycle.mark_drained(found, "aa", 9),
-    "finish": lambda found: lifecycle.finish(found, "aa", 9),
-    "fail": lambda found: lifecycle.fail(found, "aa", 9, "no copy of ledger 7"),
-    "revert": lambda found: lifecycle.revert(found, "aa", 9, "ledger 7 names it"),
+    "drain": lambda found: bookie_drain_states.drain(found, "aa", 9, ledgers=5),
+    "retry": lambda found: bookie_drain_states.retry(found, "aa", 9, ledgers=5),
+    "cancel": lambda found: bookie_drain_states.cancel(found, "aa", 9),
+    "mark_drained": lambda found: bookie_drain_states.mark_drained(found, "aa", 9),
+    "finish": lambda found: bookie_drain_states.finish(found, "aa", 9),
+    "fail": lambda found: bookie_drain_states.fail(found, "aa", 9, "no copy of ledger 7"),
+    "revert": lambda found: bookie_drain_states.revert(found, "aa", 9, "ledger 7 names it"),
 }
 ALLOWED = {
     ("drain", ACTIVE): DRAINING,
@@ -57,7 +57,7 @@ def test_refused_step_names_the_states_allowed_to_operators() -> None:
     for state in LifecycleState:
         steps = ("drain", "retry", "cancel", "mark_drained")
         wanted = {ALLOWED[step, state] for step in steps if (step, state) in ALLOWED}
-        assert set(lifecycle.allowed_from(state)) == wanted
+        assert set(bookie_drain_states.allowed_from(state)) == wanted
     with pytest.raises(LifecycleConflict) as refused:
         STEPS["mark_drained"](Lifecycle(DRAINING, "00", 1))
     assert refused.value.ids["allowed"] == ("active",)
@@ -65,12 +65,12 @@ def test_refused_step_names_the_states_allowed_to_operators() -> None:
 
 def test_failed_drain_keeps_its_reason_until_retried() -> None:
     """BL8."""
-    draining = lifecycle.drain(Lifecycle(), "aa", 1, ledgers=5, is_forced=True)
-    failed = lifecycle.fail(draining, "bb", 2, "x" * 10_000)
+    draining = bookie_drain_states.drain(Lifecycle(), "aa", 1, ledgers=5, is_forced=True)
+    failed = bookie_drain_states.fail(draining, "bb", 2, "x" * 10_000)
     assert (failed.ledgers, failed.is_forced, len(failed.reason)) == (5, True, 500)
-    again = lifecycle.retry(failed, "cc", 3, ledgers=2)
+    again = bookie_drain_states.retry(failed, "cc", 3, ledgers=2)
     assert again == Lifecycle(DRAINING, "cc", 3, 2, True)
-    assert lifecycle.cancel(failed, "dd", 4) == Lifecycle(ACTIVE, "dd", 4)
+    assert bookie_drain_states.cancel(failed, "dd", 4) == Lifecycle(ACTIVE, "dd", 4)
 
 
 # --- Room for the drained slots ---------------------------------------------------------------

@@ -1,6 +1,6 @@
 """A log is reported as stuck while its openings fail again and again."""
 
-from rollbook.logservice.core.failed_takeovers import UnopenedLogs
+from rollbook.logservice.core.unopened_logs import UnopenedLogs
 from rollbook.logservice.ids import LogName
 
 LOG = LogName("test", "log")

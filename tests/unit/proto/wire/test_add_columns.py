@@ -6,7 +6,7 @@ import pytest
 from rollbook.proto.errors import EntryTooLarge
 from rollbook.proto.ids import EntryId, LedgerId
 from rollbook.proto.wire import v2_adds, v3, v3_adds
-from rollbook.proto.wire.adds import ENTRY_BYTES_SLACK, AddPacker, Adds
+from rollbook.proto.wire.add_columns import ENTRY_BYTES_SLACK, AddPacker, Adds
 from rollbook.proto.wire.digest import DigestType, LedgerDigest
 from rollbook.proto.wire.frames import FRAME_BYTES_MAX, pack_frame
 from rollbook.proto.wire.messages import Add, BookieOperation, ReadReply

@@ -1,4 +1,4 @@
-"""`rollbook apply`: creates and updates logs from a file. The action is in `actions.py`."""
+"""`rollbook apply`: creates and updates logs from a file. The action is in `log_settings_file.py`."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +44,6 @@ def group(access: "LogAccess", **how: Any) -> None:
     The value "none" removes a retention limit. Logs and settings that are not in the file stay unchanged.
     `-o raw` prints the names of the logs that were created or changed.
     """
-    from rollbook.api.cli.apply import actions
+    from rollbook.api.cli.apply import log_settings_file
 
-    actions.apply(access, **how)
+    log_settings_file.apply(access, **how)

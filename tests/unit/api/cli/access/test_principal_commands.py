@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 
 from rollbook.api.access.authenticator import Authenticator
 from rollbook.api.access.core.grants import Right
-from rollbook.api.cli.access.actions import read, rotate
+from rollbook.api.cli.access.principal_actions import read, rotate
 from rollbook.api.cli.log.connection import LogAccess
 from rollbook.api.cli.main import rollbook
 from rollbook.proto.errors import BadConfig, InvalidRequest, Unauthorized

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from rollbook.api.access import read_throttle
+from rollbook.api.access import read_quota_throttle
 from rollbook.api.access.authenticator import CALLER, AuthenticatedCaller, Authenticator
 from rollbook.api.access.authorized_service import AuthorizedService
 from rollbook.api.access.core.access_file import Principal
@@ -131,7 +131,7 @@ async def test_reader_that_takes_nothing_does_not_block_others() -> None:
 
 async def test_caught_up_reader_does_not_block_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """A reader that waits for new records gives its turn up."""
-    monkeypatch.setattr(read_throttle, "_TAKES_S", 3600.0)
+    monkeypatch.setattr(read_quota_throttle, "_TAKES_S", 3600.0)
     scene = Scene(debt=0)
     busy_read = scene.core.read_stream
     is_idle = asyncio.Event()
