@@ -13,7 +13,7 @@ import structlog
 
 from rollbook.ledger.writer import LedgerWriter
 from rollbook.logservice.core.ledger_list import LedgerList, Segment
-from rollbook.logservice.core.takeover_segments import pause_s
+from rollbook.logservice.core.segments_kept_at_takeover import pause_s
 from rollbook.logservice.log_config import LogConfig
 from rollbook.logservice.log_metadata import StoredLog
 from rollbook.logservice.segment_ledgers import drop_ledger, make_ledger

@@ -38,12 +38,12 @@ from rollbook.logservice.core.server_record import ServerRecord
 from rollbook.logservice.core.takeover_backoff import TakeoverPatience
 from rollbook.logservice.core.unopened_logs import FailedOpening, UnopenedLogs
 from rollbook.logservice.cursor_lags import CursorLags
-from rollbook.logservice.dependency_outages import OutageWatch
 from rollbook.logservice.ids import LogName, ServerId, ServerInfo
 from rollbook.logservice.log_metadata import LogMetadataStore, StoredLog
 from rollbook.logservice.log_sweeper import Sweeper
 from rollbook.logservice.lost_segments import LostSegments
 from rollbook.logservice.membership import ServerMembership
+from rollbook.logservice.outage_watch import OutageWatch
 from rollbook.logservice.owner import Owner
 from rollbook.logservice.peer_liveness import PeerLiveness
 from rollbook.logservice.server_context import OwnerContext

@@ -2,7 +2,7 @@
 
     read the list ──┬► fence and recover the ledgers that may be unclosed: the last two at most
          ▲          │      │
-         │          │  decide which ledgers are part of the log                  core/takeover_segments.py
+         │          │  decide which ledgers are part of the log                  core/segments_kept_at_takeover.py
          │          │  restore the log's state from the end of the last one      core/replayed_state.py
          │          │      │
          │          └► concurrently: make a new ledger for this version of the list
@@ -32,7 +32,13 @@ from rollbook.logservice.core.degraded_ensembles import degraded_to
 from rollbook.logservice.core.ledger_list import LedgerList, ListedLogState, LogEvent, Segment
 from rollbook.logservice.core.record_block import Block
 from rollbook.logservice.core.replayed_state import LogMemory, snapshot_in
-from rollbook.logservice.core.takeover_segments import Ended, judge, pause_s, stands_down, to_end
+from rollbook.logservice.core.segments_kept_at_takeover import (
+    Ended,
+    judge,
+    pause_s,
+    stands_down,
+    to_end,
+)
 from rollbook.logservice.ids import LogName
 from rollbook.logservice.log_metadata import StoredLog
 from rollbook.logservice.segment_ledgers import drop_ledger, make_ledger

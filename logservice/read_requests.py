@@ -12,12 +12,12 @@ from functools import partial
 from typing import Final, TypeVar
 
 from rollbook.logservice import messages
+from rollbook.logservice.core.bounded_read_end import Until, cut_to_size
 from rollbook.logservice.core.log_end_source import (
     TailWatch,
     unowned_end,
 )
 from rollbook.logservice.core.log_incarnations import check_life, text_of
-from rollbook.logservice.core.read_end import Until, cut_to_size
 from rollbook.logservice.ids import LogName, Offset
 from rollbook.logservice.log_ownership import LogServer
 from rollbook.logservice.messages import (
@@ -52,8 +52,8 @@ from rollbook.logservice.position_syntax import (
 )
 from rollbook.logservice.reader import LogReader, OwnerLookup, ReaderOptions
 from rollbook.logservice.stats import LogStats, largest
-from rollbook.logservice.tail_directory import TailDirectory
 from rollbook.logservice.tail_lookup import TailLookup
+from rollbook.logservice.tail_offset_directory import TailDirectory
 from rollbook.proto.errors import (
     InvalidRequest,
     Overloaded,

@@ -22,7 +22,7 @@ from rollbook.logservice.core.ledger_list import (
     LogEvent,
     Sizes,
 )
-from rollbook.logservice.core.truncation import plan_truncation
+from rollbook.logservice.core.truncation_plan import plan_truncation
 from rollbook.logservice.ids import LogName, LogUid, Offset
 from rollbook.logservice.log_metadata import LogMetadataStore, StoredLog
 from rollbook.logservice.messages import TruncateAnswer

@@ -50,7 +50,7 @@ _GROUPS: Final = {
 # Modules with another name than `commands`, because they have a single command or a single subject.
 _MODULES: Final = {
     "access": "access.principal_commands",
-    "apply": "apply.apply_log_settings",
+    "apply": "apply.apply_command",
     "bookie": "bookie.command_table",
     "context": "context_commands",
     "debug": "debug.bundle_command",

@@ -16,7 +16,7 @@ from rollbook.api.client.log import Log, names_of
 from rollbook.api.client.owner_cache import OwnerCache
 from rollbook.api.client.server_discovery import ServerDiscovery
 from rollbook.api.client.token_file import token_of_file
-from rollbook.api.client.unacked_report import UnackedRecords, attach, error_of
+from rollbook.api.client.unacked_appends_report import UnackedRecords, attach, error_of
 from rollbook.api.client.unary_calls import UnaryCalls
 from rollbook.api.client.url import parse_log_url
 from rollbook.api.rpc_methods import BY_REQUEST

@@ -47,7 +47,7 @@ from rollbook.api.client.reader import (
 from rollbook.api.client.record_field_encoding import Text, TextHeaders
 from rollbook.api.client.sync_writer import SyncWriter
 from rollbook.api.client.tails_watch import TailsWatch
-from rollbook.api.client.unacked_report import attach
+from rollbook.api.client.unacked_appends_report import attach
 from rollbook.logservice import messages
 from rollbook.logservice.core.record_block import Record
 from rollbook.logservice.ids import LogName, Offset, ProducerRef, SegmentId

@@ -16,7 +16,7 @@ from rollbook.api.client.producer_batch import Batch
 from rollbook.api.client.producer_numbering import NOT_RESUMED, Resumed
 from rollbook.api.client.record_accumulator import RecordAccumulator, Tally
 from rollbook.api.client.record_field_encoding import Text, TextHeaders, event_time_us_of
-from rollbook.api.client.unacked_report import (
+from rollbook.api.client.unacked_appends_report import (
     UnackedRecords,
     attach,
     on_collected,

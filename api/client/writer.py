@@ -20,7 +20,7 @@ from rollbook.api.client.producer_batch import Batch, Submission
 from rollbook.api.client.producer_numbering import NOT_RESUMED, Producer, Resumed
 from rollbook.api.client.record_accumulator import RecordAccumulator, Tally
 from rollbook.api.client.record_field_encoding import Text, TextHeaders, event_time_us_of
-from rollbook.api.client.unacked_report import (
+from rollbook.api.client.unacked_appends_report import (
     UnackedRecords,
     attach,
     on_collected,

@@ -20,7 +20,7 @@ from rollbook.api.client.core.retries_and_outcomes import again
 from rollbook.api.client.log import Log
 from rollbook.api.client.producer_batch import Submission
 from rollbook.api.client.retry_pauses import Pauses
-from rollbook.api.client.unacked_report import attach
+from rollbook.api.client.unacked_appends_report import attach
 from rollbook.api.client.unary_calls import new_attempt
 from rollbook.api.client.writer import Writer
 from rollbook.logservice.ids import Offset, WriterEpoch

@@ -18,7 +18,7 @@ suggested responds `NotOwner` with the suggested server's address.
 
 These rules only avoid needless take-overs. Two servers that both believe that they own a log fence each other, and
 the log's ledger list decides (SV1). `peer_failure_detector.py` decides when a server counts as refusing connections,
-`takeover_backoff.py` for how long a log is left alone; `takeover_segments.py` decides which segments a new owner
+`takeover_backoff.py` for how long a log is left alone; `segments_kept_at_takeover.py` decides which segments a new owner
 keeps.
 """
 

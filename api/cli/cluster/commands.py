@@ -181,7 +181,7 @@ def restored(url: str, above: int, yes: bool, output: str) -> None:
 @list_output_option
 def servers(access: "LogAccess", **how: Any) -> None:
     """List the running log servers. `-o raw` prints their ids."""
-    from rollbook.api.cli.cluster.servers import list_servers
+    from rollbook.api.cli.cluster.log_servers import list_servers
 
     list_servers(access, **how)
 
@@ -204,6 +204,6 @@ def drain(access: "LogAccess", **how: Any) -> None:
     """Make a log server hand over its logs, and open no others. `-o raw` prints the number of logs that it still
     owns.
     """
-    from rollbook.api.cli.cluster.servers import drain_server
+    from rollbook.api.cli.cluster.log_servers import drain_server
 
     drain_server(access, **how)

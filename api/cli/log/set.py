@@ -3,7 +3,13 @@
 from collections.abc import Sequence
 from typing import Any
 
-from rollbook.api.cli.apply.log_settings_file import COPIES, COUNTS, change_log, fields_of, plan_log
+from rollbook.api.cli.apply.apply_log_settings import (
+    COPIES,
+    COUNTS,
+    change_log,
+    fields_of,
+    plan_log,
+)
 from rollbook.api.cli.confirm import ask_whether
 from rollbook.api.cli.log.actions import require_bookies
 from rollbook.api.cli.log.connection import LogAccess

@@ -4,7 +4,7 @@ import struct
 
 import pytest
 
-from rollbook.logservice.core.read_end import cut_to_size
+from rollbook.logservice.core.bounded_read_end import cut_to_size
 from rollbook.logservice.core.record_block import (
     OPENED_BYTES_MAX,
     Codec,

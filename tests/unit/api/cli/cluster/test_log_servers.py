@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rollbook.api.cli.cluster.servers import drain_server
+from rollbook.api.cli.cluster.log_servers import drain_server
 from rollbook.api.cli.log.connection import LogAccess
 from rollbook.api.cli.main import exit_code
 from rollbook.proto.errors import QuorumTimeout

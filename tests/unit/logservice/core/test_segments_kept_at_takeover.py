@@ -7,7 +7,13 @@ import pytest
 
 from rollbook.logservice.core.control_blocks import NO_LEDGER, Follows
 from rollbook.logservice.core.ledger_list import LedgerList, draw_log_uid
-from rollbook.logservice.core.takeover_segments import Ended, judge, pause_s, stands_down, to_end
+from rollbook.logservice.core.segments_kept_at_takeover import (
+    Ended,
+    judge,
+    pause_s,
+    stands_down,
+    to_end,
+)
 from rollbook.logservice.ids import Offset, OwnerEpoch, SegmentId
 from rollbook.logservice.log_config import LogConfig
 from rollbook.proto.ids import NO_ENTRY, EntryId, LedgerId

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rollbook.logservice.core.read_end import Until, cut_to_size
+from rollbook.logservice.core.bounded_read_end import Until, cut_to_size
 from rollbook.logservice.core.record_block import pack_block, stamped
 from rollbook.logservice.ids import Offset, OwnerEpoch, WriterEpoch
 from rollbook.logservice.messages import Records

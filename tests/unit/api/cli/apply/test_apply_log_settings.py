@@ -6,8 +6,8 @@ from pathlib import Path
 import click
 import pytest
 
-from rollbook.api.cli.apply.apply_log_settings import group as command
-from rollbook.api.cli.apply.log_settings_file import SETTINGS, fields_of, read_spec
+from rollbook.api.cli.apply.apply_command import group as command
+from rollbook.api.cli.apply.apply_log_settings import SETTINGS, fields_of, read_spec
 from rollbook.logservice.ids import LogName
 from rollbook.logservice.log_config import KIB, MIB, LogConfig, WriterMode
 from rollbook.proto.errors import BadConfig, InvalidRequest
