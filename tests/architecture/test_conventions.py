@@ -56,6 +56,30 @@ def test_the_table_of_rules_names_pure_files_that_exist() -> None:
         assert ast.get_docstring(of[path].tree), f"{path} needs a module docstring"
 
 
+def _imported_by(module: Module) -> set[str]:
+    """The paths of the product's modules that this one imports, such as `ledger/core/acks.py`."""
+    found = set()
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("rollbook."):
+            base = str(node.module).removeprefix("rollbook.").replace(".", "/")
+            found |= {f"{base}.py", *(f"{base}/{each.name}.py" for each in node.names)}
+    return found
+
+
+def test_drawing_of_the_append_path_names_what_its_files_import() -> None:
+    """A file on the right of the drawing is imported on the left, or by what is imported there."""
+    of = {str(module.path): module for module in modules()}
+    imports = {path: _imported_by(module) & of.keys() for path, module in of.items()}
+    design = (ROOT / "proto" / "DESIGN.md").read_text()
+    section = design.partition("One append passes these twelve files")[2].partition("\n```\n")[0]
+    rows = re.findall(r"^ ?(\d+) ([\w/]+\.py) +(.+)$", section, re.MULTILINE)
+    assert [int(number) for number, *_ in rows] == list(range(1, 13))
+    for _, path, text in rows:
+        near = imports[path].union(*(imports[each] for each in imports[path]))
+        for name in re.findall(r"[\w/]+\.py", text):
+            assert any(f"/{each}".endswith(f"/{name}") for each in near), f"{path} uses no {name}"
+
+
 def test_every_ruling_names_its_tests() -> None:
     design = (ROOT / "ledger" / "DESIGN.md").read_text()
     rows = re.findall(r"^(\| (\d+) .*)$", design, re.MULTILINE)
