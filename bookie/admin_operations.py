@@ -1,6 +1,6 @@
 """The operators' view of one bookie; it takes and returns plain values.
 
-`api/rest/bookie.py` shows these values over HTTP, under the same names.
+`api/rest/bookie_admin_server.py` shows these values over HTTP, under the same names.
 """
 
 import asyncio

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 
 from rollbook.proto.errors import BadConfig
 from rollbook.proto.formats.layout import layout_of_class
-from rollbook.proto.loopback import is_loopback
+from rollbook.proto.loopback_addresses import is_loopback
 from rollbook.proto.metastore.url import LayoutHint
 
 N = TypeVar("N", int, float)

@@ -31,10 +31,10 @@ from rollbook.bookie.socket_server import BookieServer
 from rollbook.bookie.stats import Stats
 from rollbook.bookie.storage import Storage
 from rollbook.proto.addresses import EVERY_ADDRESS, is_wildcard, parse_address
+from rollbook.proto.cluster.bookie_lifecycle_nodes import LifecycleNodes
 from rollbook.proto.cluster.cluster_root import Cluster, ensure_layout, open_cluster
 from rollbook.proto.cluster.ledger_ids import LedgerIds, is_ahead
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes
-from rollbook.proto.cluster.lifecycle_nodes import LifecycleNodes
 from rollbook.proto.cluster.registration import BookieRegistration, RegisteredMode
 from rollbook.proto.errors import (
     BadConfig,

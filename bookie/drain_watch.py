@@ -13,7 +13,7 @@ from typing import Final
 
 import structlog
 
-from rollbook.proto.cluster.lifecycle_nodes import LifecycleNodes
+from rollbook.proto.cluster.bookie_lifecycle_nodes import LifecycleNodes
 from rollbook.proto.errors import (
     BadMetadata,
     MetadataUnavailable,

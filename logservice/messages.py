@@ -361,7 +361,7 @@ class WatchTails:
     """Watch the tails of many logs: the server sends all tails, and then the changes. No log is opened (TW1).
 
     A server reports the logs that it owns, and the logs for which it is the suggested server. A client that
-    wants all logs watches all servers, and merges their reports (`core/tail_offsets.py`).
+    wants all logs watches all servers, and merges their reports (`core/watched_tails.py`).
     """
 
     logs: tuple[LogName, ...] = ()  # Watched logs by name; missing logs are ignored.

@@ -53,7 +53,7 @@ from rollbook.logservice.position_syntax import (
 from rollbook.logservice.reader import LogReader, OwnerLookup, ReaderOptions
 from rollbook.logservice.stats import LogStats, largest
 from rollbook.logservice.tail_lookup import TailLookup
-from rollbook.logservice.tail_offset_directory import TailDirectory
+from rollbook.logservice.watched_log_tails import TailDirectory
 from rollbook.proto.errors import (
     InvalidRequest,
     Overloaded,

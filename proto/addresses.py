@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from rollbook.proto.errors import BadConfig
-from rollbook.proto.loopback import is_loopback
+from rollbook.proto.loopback_addresses import is_loopback
 from rollbook.proto.ports import Address
 
 _ADDRESS: Final = re.compile(

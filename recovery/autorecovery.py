@@ -26,8 +26,9 @@ from rollbook.proto.ids import BookieId, LedgerId
 from rollbook.proto.ports import Clock, MetadataStore, Randomness
 from rollbook.proto.tasks import TaskGroup
 from rollbook.recovery.auditor import Auditor
+from rollbook.recovery.bookie_restore_scheduler import DoubtsOf, RestoreScheduler
 from rollbook.recovery.callback_sender import CallbackSender, Post
-from rollbook.recovery.cluster_event_watch import ClusterEventLog
+from rollbook.recovery.cluster_event_log import ClusterEventLog
 from rollbook.recovery.config import AuditConfig, HealConfig, StewardConfig, WorkerConfig
 from rollbook.recovery.drain_steward import Steward
 from rollbook.recovery.drain_task_nodes import STEWARD
@@ -37,7 +38,6 @@ from rollbook.recovery.metastore_outage_retries import patiently, until_done
 from rollbook.recovery.operation_nodes import RUNNER
 from rollbook.recovery.operation_runner import OperationKind, OperationRunner
 from rollbook.recovery.process_status_nodes import PresenceNodes, ProcessStatus
-from rollbook.recovery.restore_scheduler import DoubtsOf, RestoreScheduler
 from rollbook.recovery.stats import RecoveryStats
 from rollbook.recovery.worker import Worker
 

@@ -1,7 +1,7 @@
 """Sends the events of callbacks from one elected process (the rules are in `core/callback_queue.py`, the nodes in
 `callback_nodes.py`).
 
-    cluster_event_watch.py ──► derive(cursor) ──► one transaction: the events queued, the cursor moved
+    cluster_event_log.py ──► derive(cursor) ──► one transaction: the events queued, the cursor moved
                                              │
                               a request for each that is due ──► one transaction: what was delivered leaves, attempts
 
@@ -45,7 +45,7 @@ from rollbook.proto.ports import (
 )
 from rollbook.proto.tasks import TaskGroup
 from rollbook.recovery.callback_nodes import TEST_PREFIX, UNREADABLE, CallbackNodes, Seen, cursor_at
-from rollbook.recovery.cluster_event_watch import ClusterEventLog
+from rollbook.recovery.cluster_event_log import ClusterEventLog
 from rollbook.recovery.core.callback_queue import (
     CallbackQueue,
     DeliveryAnswer,

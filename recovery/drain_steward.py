@@ -6,7 +6,7 @@ which may be Java's and knows of neither task.
                         │
                         └──► bookie_ledger_scan.py ──► Drained      `core/bookie_drain_states.py`
     incarnations ─────────────────────► tasks ──► known_incarnations.py
-    doubts of bookies ────────────────► restore_scheduler.py
+    doubts of bookies ────────────────► bookie_restore_scheduler.py
 
 - A bookie becomes Drained only when a complete walk finds no ledger that names it; the walk begins after the
   bookie was seen read-only or down. A ledger that names it later makes it Draining again (LC4).
@@ -27,12 +27,12 @@ from typing import Final
 
 import structlog
 
+from rollbook.proto.cluster.bookie_lifecycle_nodes import LifecycleNodes, StoredLifecycle
 from rollbook.proto.cluster.bookie_watcher import BookieWatcher, LiveBookies
 from rollbook.proto.cluster.cluster_root import Cluster
 from rollbook.proto.cluster.cookies import MemberNodes
 from rollbook.proto.cluster.election import Vote
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes
-from rollbook.proto.cluster.lifecycle_nodes import LifecycleNodes, StoredLifecycle
 from rollbook.proto.cluster.uncertain_writes import read_surely
 from rollbook.proto.cluster.underreplication_marks import Marks
 from rollbook.proto.errors import (
@@ -48,6 +48,7 @@ from rollbook.proto.ids import BookieId, LedgerId
 from rollbook.proto.ports import Clock, MetadataStore, Randomness, WatchEventKind
 from rollbook.proto.tasks import TaskGroup
 from rollbook.recovery.bookie_ledger_scan import take_census
+from rollbook.recovery.bookie_restore_scheduler import DoubtState, RestoreScheduler
 from rollbook.recovery.config import StewardConfig
 from rollbook.recovery.core.bookie_drain_states import fail, finish, revert
 from rollbook.recovery.core.drain_steps import DrainFacts, Step, is_stuck, next_step
@@ -58,7 +59,6 @@ from rollbook.recovery.known_incarnations import WholeNodes
 from rollbook.recovery.ledger_index import LedgerIndex
 from rollbook.recovery.metastore_outage_retries import patiently, until_done
 from rollbook.recovery.repair_failure_nodes import Failures
-from rollbook.recovery.restore_scheduler import DoubtState, RestoreScheduler
 
 logger = structlog.get_logger()
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from rollbook.proto.cluster.lifecycle_nodes import StoredLifecycle
+from rollbook.proto.cluster.bookie_lifecycle_nodes import StoredLifecycle
 from rollbook.proto.errors import (
     DrainBlocked,
     InvalidRequest,

@@ -20,7 +20,7 @@ from typing import Final, Never
 import structlog
 
 from rollbook.ledger.ledgers import Ledgers
-from rollbook.proto.cluster.lifecycle_nodes import LifecycleNodes, StoredLifecycle
+from rollbook.proto.cluster.bookie_lifecycle_nodes import LifecycleNodes, StoredLifecycle
 from rollbook.proto.cluster.underreplication_marks import Lock, Marks, MarkTree, StoredMark
 from rollbook.proto.errors import (
     BadMetadata,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
-from rollbook.proto.credential_checks import may_show_token, require_certificate_of
+from rollbook.proto.client_credential_safety import may_show_token, require_certificate_of
 from rollbook.proto.errors import (
     BadConfig,
     BookieUnreachable,

@@ -20,7 +20,7 @@ from rollbook.api.client.fork_guard import require_own_process
 from rollbook.api.client.relay_routes import RelayRoutes
 from rollbook.api.rpc_methods import MESSAGE_BYTES_MAX, RELAY_KEY
 from rollbook.proto.addresses import parse_address
-from rollbook.proto.credential_checks import may_show_token, require_certificate_of
+from rollbook.proto.client_credential_safety import may_show_token, require_certificate_of
 from rollbook.proto.errors import BadConfig, ClientClosed, InvalidRequest
 
 Metadata = Sequence[tuple[str, str]]

@@ -1,7 +1,7 @@
 """Implements `client.tails`: keeps the tails of many logs up to date, from all servers.
 
 Each server answers for some of the logs. There is one stream to each server, and one merged state
-(`logservice/core/tail_offsets.py`). Messages name the servers, so that a new server is watched at
+(`logservice/core/watched_tails.py`). Messages name the servers, so that a new server is watched at
 once. A broken stream begins again; in the meantime its server's reports are kept, and `unreached`
 gives the reason.
 """
@@ -23,7 +23,7 @@ from rollbook.api.grpc.protobuf_conversion import message_of, pack, unpack
 from rollbook.api.grpc.status import error_of_call, hung_up
 from rollbook.api.rpc_methods import WATCH_TAILS
 from rollbook.logservice import messages
-from rollbook.logservice.core.tail_offsets import MergedTails
+from rollbook.logservice.core.watched_tails import MergedTails
 from rollbook.logservice.ids import LogName
 from rollbook.proto.errors import (
     BadFrame,

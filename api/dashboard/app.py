@@ -23,11 +23,11 @@ from rollbook.api.dashboard.form_fields import DoAct, fields_of
 from rollbook.api.dashboard.live_stream import LiveStreams
 from rollbook.api.dashboard.log_acts import LogActs
 from rollbook.api.dashboard.log_pages import LogPages
-from rollbook.api.dashboard.log_server_pages import ProcessPages
 from rollbook.api.dashboard.page_context import ShowPage, Visit, Visits
 from rollbook.api.dashboard.page_dependencies import PageSources
 from rollbook.api.dashboard.parts import PREFIX, Screen, render, with_query
 from rollbook.api.dashboard.responses import html, redirect, refused
+from rollbook.api.dashboard.server_and_process_pages import ProcessPages
 from rollbook.api.dashboard.shared_answers import SharedAnswers
 from rollbook.api.dashboard.sign_in import SignedOut, SignIn
 from rollbook.proto.errors import InvalidRequest, Missing, RollbookError

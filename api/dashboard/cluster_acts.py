@@ -18,7 +18,7 @@ from rollbook.api.dashboard.form_fields import (
 )
 from rollbook.api.dashboard.page_dependencies import PageSources
 from rollbook.api.dashboard.parts import with_query
-from rollbook.api.rest.bookie_routes import BookieActs
+from rollbook.api.rest.bookie_management_routes import BookieActs
 from rollbook.api.rest.callback_routes import CallbackActs
 from rollbook.api.rest.ledger_routes import begin_recover, begin_verify
 from rollbook.api.rest.operation_registry import Facts, Operation

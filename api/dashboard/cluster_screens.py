@@ -14,7 +14,6 @@ from rollbook.api.dashboard.core.markup import Child, Html, block, element
 from rollbook.api.dashboard.core.node_text import node_text
 from rollbook.api.dashboard.core.samples import SERIES, Sample, Samples
 from rollbook.api.dashboard.core.worst_problem import sentence_of
-from rollbook.api.dashboard.log_server_screens import without_pages
 from rollbook.api.dashboard.parts import (
     BY_RIGHT,
     Field,
@@ -32,6 +31,7 @@ from rollbook.api.dashboard.parts import (
     when,
     with_query,
 )
+from rollbook.api.dashboard.server_and_process_screens import without_pages
 
 Facts = Mapping[str, Any]
 

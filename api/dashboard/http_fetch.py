@@ -8,7 +8,7 @@ import ssl
 from typing import Final
 from urllib.parse import urlsplit
 
-from rollbook.proto.credential_checks import may_show_token
+from rollbook.proto.client_credential_safety import may_show_token
 from rollbook.proto.runtime.tls import trusting_context
 
 _PATIENCE_S: Final = 1.5

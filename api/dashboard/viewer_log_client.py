@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 from rollbook.api.dashboard.http_fetch import fetch
-from rollbook.api.dashboard.log_server_screens import settings_of
+from rollbook.api.dashboard.server_and_process_screens import settings_of
 from rollbook.logservice import messages
 from rollbook.logservice.ids import LogName, Offset, SegmentId
 from rollbook.logservice.log_config import LogConfig, WriterMode

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from rollbook.proto.errors import BadConfig
-from rollbook.proto.loopback import is_loopback
+from rollbook.proto.loopback_addresses import is_loopback
 from rollbook.proto.ports import Address
 from rollbook.proto.runtime.tls import TlsFiles
 

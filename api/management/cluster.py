@@ -16,13 +16,13 @@ from rollbook.api.cli.cluster.actions import list_bookies
 from rollbook.api.cli.cluster.health import find_members, judge, server_records
 from rollbook.api.cli.recovery.status import read_status, read_tasks
 from rollbook.api.cli.recovery.switches import ask_for_audit, delay_of, rate_of, turn_switch
+from rollbook.api.management.callback_registrations import ClusterCallbacks
 from rollbook.api.management.cookies import CookieManagement
 from rollbook.api.management.ledgers import LedgerManagement
 from rollbook.api.management.long_running_operations import OperationManagement, bookie_ids_of
 from rollbook.api.management.store_calls import StoreCalls, StoreWatch
-from rollbook.api.management.webhook_callbacks import ClusterCallbacks
 from rollbook.ledger.ledgers import Ledgers
-from rollbook.proto.cluster.lifecycle_nodes import LifecycleNodes, StoredLifecycle
+from rollbook.proto.cluster.bookie_lifecycle_nodes import LifecycleNodes, StoredLifecycle
 from rollbook.proto.errors import (
     BookieFailed,
     ConnectionLost,
@@ -35,7 +35,7 @@ from rollbook.proto.ids import BookieId, parse_bookie_id
 from rollbook.proto.runtime.clock import SystemClock
 from rollbook.recovery.bookie_decommission import Departures
 from rollbook.recovery.callback_nodes import CallbackNodes
-from rollbook.recovery.cluster_event_watch import ClusterEventLog
+from rollbook.recovery.cluster_event_log import ClusterEventLog
 from rollbook.recovery.core.bookie_drain_states import allowed_from
 from rollbook.recovery.core.event_derivation import EventFilter, EventKind
 from rollbook.recovery.process_status_nodes import PresenceNodes

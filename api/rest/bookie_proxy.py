@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Body
 
 from rollbook.api.access.core.grants import Duty
-from rollbook.api.rest.bookie_routes import BookieActs
+from rollbook.api.rest.bookie_management_routes import BookieActs
 from rollbook.api.rest.cluster_admin_interface import ACTS, ClusterAdmin
 from rollbook.api.rest.cluster_models import BookiePage
 from rollbook.api.rest.cluster_route_parameters import BookieName

@@ -27,7 +27,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictInt
 from rollbook.api.access.core.grants import Duty
 from rollbook.api.access.management_rights import Managing
 from rollbook.api.rest.base_models import CamelCaseModel
-from rollbook.api.rest.bookie_routes import BookieActs
+from rollbook.api.rest.bookie_management_routes import BookieActs
 from rollbook.api.rest.cluster_admin_interface import ACTS, AWAY, ClusterAdmin
 from rollbook.api.rest.cluster_models import ClusterOperation
 from rollbook.api.rest.operation_routes import begin, begun_answer, begun_at

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from rollbook.proto.errors import BadConfig, InvalidRequest
-from rollbook.proto.loopback import is_loopback
+from rollbook.proto.loopback_addresses import is_loopback
 
 URL_MAX: Final = 2_000
 LOOPBACK_HOSTS: Final = ("localhost", "127.0.0.1", "[::1]")

@@ -15,8 +15,8 @@ from rollbook import __version__
 from rollbook.api.access.core.grants import Duty
 from rollbook.api.access.management_rights import Managing
 from rollbook.api.rest.app_factory import new_app
+from rollbook.api.rest.bookie_management_routes import BookieActs, bookie_acts, bookies
 from rollbook.api.rest.bookie_proxy import bookie_pages
-from rollbook.api.rest.bookie_routes import BookieActs, bookie_acts, bookies
 from rollbook.api.rest.bookkeeper_paths import as_bookkeeper
 from rollbook.api.rest.callback_routes import callbacks
 from rollbook.api.rest.cluster_admin_interface import AWAY, ClusterAdmin

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter
 
 from rollbook.api.access.core.grants import Duty
-from rollbook.api.rest.bookie_routes import BookieActs
+from rollbook.api.rest.bookie_management_routes import BookieActs
 from rollbook.api.rest.cluster_admin_interface import ACTS, AWAY, ClusterAdmin
 from rollbook.api.rest.cluster_models import Cookies, StoredCookie, WantedCookie, WantedDirectories
 from rollbook.api.rest.cluster_route_parameters import BookieName

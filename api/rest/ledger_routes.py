@@ -6,7 +6,7 @@ from fastapi import APIRouter, Query, Response
 
 from rollbook.api.access.core.grants import Duty
 from rollbook.api.access.management_rights import Managing
-from rollbook.api.rest.bookie_routes import BookieActs
+from rollbook.api.rest.bookie_management_routes import BookieActs
 from rollbook.api.rest.cluster_admin_interface import ACTS, AWAY, ClusterAdmin
 from rollbook.api.rest.cluster_models import (
     BadLedgers,

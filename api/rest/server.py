@@ -28,7 +28,7 @@ from rollbook.api.rest.cross_origin import CrossOrigin
 from rollbook.api.rest.http_connection import SLICE_BYTES, Crowd, HttpConnection
 from rollbook.api.rest.request_limits import Bounds, Guard
 from rollbook.proto.errors import BadConfig, RollbookError
-from rollbook.proto.loopback import is_loopback
+from rollbook.proto.loopback_addresses import is_loopback
 from rollbook.proto.ports import Address
 from rollbook.proto.runtime.network import ACCEPTED_AT_ONCE, cannot_listen, widen_backlog
 from rollbook.proto.runtime.tls import TlsFiles, server_context

@@ -6,7 +6,7 @@ from contextlib import suppress
 from threading import local
 from typing import Final
 
-from rollbook.proto.runtime.disk_aio import KernelRead, KernelReads
+from rollbook.proto.runtime.aio_reads import KernelRead, KernelReads
 from rollbook.proto.runtime.page_cache_probe import DIRECT_BYTES_MIN, probe_page_cache, read_fully
 from rollbook.proto.runtime.system_calls import cached_pages
 

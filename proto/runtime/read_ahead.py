@@ -1,7 +1,7 @@
 """Reads a file ahead of a sequential reader, which announces its next read (`File.prefetch`). The data is then
 being read, or is already in memory, when it is requested.
 
-Large read-ahead is done by the system itself where possible (`disk_aio.py`), otherwise by a thread.
+Large read-ahead is done by the system itself where possible (`aio_reads.py`), otherwise by a thread.
 Read-ahead is returned once, and not at all if the file has changed in the meantime.
 """
 
@@ -12,8 +12,8 @@ from contextlib import suppress
 from typing import Final, NamedTuple
 
 from rollbook.proto.ports import Buffer
+from rollbook.proto.runtime.aio_reads import KernelRead, KernelReads
 from rollbook.proto.runtime.direct_reads import BLOCK, BUFFER_BYTES, Direct
-from rollbook.proto.runtime.disk_aio import KernelRead, KernelReads
 from rollbook.proto.runtime.disk_threads import Threads
 
 _RANDOM: Final[int | None] = getattr(os, "POSIX_FADV_RANDOM", None)

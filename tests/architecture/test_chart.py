@@ -11,7 +11,7 @@ import pytest
 
 from rollbook import __version__
 from rollbook.api.cli.server.recovery import RecoveryServerConfig
-from rollbook.api.rest import bookie, cluster_app, log_app
+from rollbook.api.rest import bookie_admin_server, cluster_app, log_app
 from rollbook.api.rest.callback_target import check_hosts
 from rollbook.bookie.config import BookieConfig
 from rollbook.logservice.config import LogServerConfig
@@ -126,7 +126,7 @@ SHAPES: Final[Mapping[str, type[Any]]] = {
     "recovery": RecoveryServerConfig,
 }
 OPEN_PATHS: Final = {
-    "bookie": bookie.OPEN_PATHS,
+    "bookie": bookie_admin_server.OPEN_PATHS,
     "log": log_app.OPEN_PATHS,
     "recovery": cluster_app.OPEN_PATHS,
 }

@@ -27,7 +27,7 @@ _ELSEWHERE: Final = (
 _OF_ALL: Final = ("ledger_index_waits", "ledger_index_swept")
 _AND_OF_CLUSTER: Final = {
     "ledger": ("proto/cluster/ledger_nodes.py", "proto/cluster/bookie_watcher.py"),
-    "recovery": ("proto/cluster/election.py", "proto/cluster/lifecycle_nodes.py"),
+    "recovery": ("proto/cluster/election.py", "proto/cluster/bookie_lifecycle_nodes.py"),
 }
 
 

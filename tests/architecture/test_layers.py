@@ -20,7 +20,7 @@ COMPOSITION_ROOTS = {
     "api/cli/server/recovery.py",  # A bookie's process may run it, too.
     # Commands about the directories of a bookie.
     "api/cli/server/bookie_settings.py",
-    "api/cli/server/advice_flags.py",
+    "api/cli/server/flags_in_suggested_commands.py",
     "api/cli/bookie/setup_and_repair.py",
     "api/cli/bookie/target.py",
     "api/cli/bookie/inspection.py",

@@ -5,10 +5,10 @@ import random
 
 import pytest
 
+from rollbook.proto.cluster.bookie_lifecycle_nodes import LifecycleNodes
 from rollbook.proto.cluster.cluster_root import initialise
 from rollbook.proto.cluster.election import Election
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes
-from rollbook.proto.cluster.lifecycle_nodes import LifecycleNodes
 from rollbook.proto.cluster.underreplication_marks import Marks
 from rollbook.proto.errors import MetadataConflict, NoSuchNode, RollbookError
 from rollbook.proto.formats.lifecycle import Lifecycle, LifecycleState

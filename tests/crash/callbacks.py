@@ -21,8 +21,8 @@ from typing import Any, Final
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
+from rollbook.proto.cluster.bookie_lifecycle_nodes import LifecycleNodes
 from rollbook.proto.cluster.cluster_root import Cluster, initialise
-from rollbook.proto.cluster.lifecycle_nodes import LifecycleNodes
 from rollbook.proto.formats.lifecycle import Lifecycle, LifecycleState
 from rollbook.proto.ids import BookieId
 from rollbook.proto.ports import MetadataStore

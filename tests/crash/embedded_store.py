@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from rollbook.proto.runtime.storage_failed_status import EXIT_STORAGE_FAILED
+from rollbook.proto.runtime.storage_failed_exit_code import EXIT_STORAGE_FAILED
 from tests.crash import CrashResult
 from tests.crash.rig import PATIENCE_S, SESSION_TIMEOUT_S, Outcome, Rig
 from tests.crash.series import Report, crash_in_series

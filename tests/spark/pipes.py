@@ -11,8 +11,8 @@ from rollbook.api.client.sync import SyncClient
 from rollbook.api.spark.archive_and_log_table import parts_of
 from rollbook.api.spark.archive_folder import Archive
 from rollbook.api.spark.batch import read_task
-from rollbook.api.spark.checksum_scan import Measured, Piece, ScanSource, packed
 from rollbook.api.spark.core.options import source_options, values_of
+from rollbook.api.spark.count_and_hash_scan import Measured, Piece, ScanSource, packed
 from rollbook.api.spark.pipelines.audit import ArchiveAudit
 from rollbook.api.spark.pipelines.connection import Way
 from rollbook.api.spark.pipelines.export import Export, ExportOptions

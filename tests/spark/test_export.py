@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rollbook.api.client.sync import SyncClient, SyncLog
-from rollbook.api.spark import checksum_scan, parquet_output
+from rollbook.api.spark import count_and_hash_scan, parquet_output
 from rollbook.api.spark.archive_folder import Archive
 from rollbook.api.spark.core.archive_manifests import Manifest
 from rollbook.api.spark.core.audit_findings import compare
@@ -354,7 +354,7 @@ def test_audit_that_cannot_read_does_not_report_damaged_records(
     def unreachable(*_: Any) -> Any:
         raise Unavailable("no server answers")
 
-    monkeypatch.setattr("rollbook.api.spark.checksum_scan.slices_of", unreachable)
+    monkeypatch.setattr("rollbook.api.spark.count_and_hash_scan.slices_of", unreachable)
     (found,) = pipes.audit().findings
     assert (found.kind, found.what) == ("unread", "UNAVAILABLE: no server answers")
 
@@ -430,7 +430,7 @@ def test_an_audit_finds_gaps_duplicates_and_disorder_in_a_file(
         }
     )
     pq.write_table(rows, tmp_path / "file")
-    piece = checksum_scan.FilePiece("file", offsets[0])
+    piece = count_and_hash_scan.FilePiece("file", offsets[0])
     (found,) = measured({"endpoint": "log://none:1"}, [[(0, piece)]], root=str(tmp_path))
     assert found.records == 4
     assert [fault in each for each in found.facts["faults"]] == [True] * bool(fault)

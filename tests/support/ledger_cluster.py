@@ -33,9 +33,9 @@ from rollbook.proto.ids import BookieId
 from rollbook.proto.metastore.url import MetadataUrl
 from rollbook.proto.ports import Clock, Disk, MetadataStore, Randomness, Transport
 from rollbook.proto.runtime.clock import SystemClock
-from rollbook.proto.runtime.disk import SystemDisk
 from rollbook.proto.runtime.metastore import open_metadata_store
 from rollbook.proto.runtime.network import SocketTransport
+from rollbook.proto.runtime.system_disk import SystemDisk
 from rollbook.proto.runtime.tls import TlsFiles, server_context
 from tests.support import bookies
 from tests.support.processes import Family

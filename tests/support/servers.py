@@ -35,7 +35,7 @@ _PRELOADED: Final = (
     "rollbook.api.cli.server.log_rest",
     "rollbook.api.cli.server.bookie",
     "rollbook.api.cli.server.recovery",
-    "rollbook.api.rest.bookie",
+    "rollbook.api.rest.bookie_admin_server",
     "rollbook.proto.runtime.metastore.embedded_owner",
     "rollbook.api.cli.dev.run",
 )

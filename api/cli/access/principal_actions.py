@@ -1,5 +1,5 @@
 """The actions of `rollbook access`. They read the access file like a server, and change it with
-`access_file_edit.py`.
+`access_file_rewrite.py`.
 """
 
 import json
@@ -22,7 +22,7 @@ from rollbook.api.access.core.access_file import (
     digest_of,
     parse_principals,
 )
-from rollbook.api.cli.access.access_file_edit import locked, parted, replace_file, rewrite
+from rollbook.api.cli.access.access_file_rewrite import locked, parted, replace_file, rewrite
 from rollbook.api.cli.confirm import ask_whether
 from rollbook.api.cli.output import tell_rows, time_of
 from rollbook.proto.errors import BadConfig, InvalidRequest

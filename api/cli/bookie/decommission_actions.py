@@ -14,8 +14,8 @@ from rollbook.api.cli.confirm import ask_whether
 from rollbook.api.cli.metadata_option import Metadata
 from rollbook.api.cli.output import show_facts, show_rows
 from rollbook.api.cli.progress_bars import bar
+from rollbook.proto.cluster.bookie_lifecycle_nodes import StoredLifecycle
 from rollbook.proto.cluster.cluster_root import Cluster
-from rollbook.proto.cluster.lifecycle_nodes import StoredLifecycle
 from rollbook.proto.formats.lifecycle import LifecycleState
 from rollbook.proto.ids import BookieId, parse_bookie_id
 from rollbook.proto.ports import MetadataStore

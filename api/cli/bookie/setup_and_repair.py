@@ -146,7 +146,7 @@ def doctor(context: click.Context, /, output: str, **flags: Any) -> None:
     It changes nothing, and exits with 8 if something is wrong.
     """
 
-    from rollbook.api.cli.server.advice_flags import with_flags
+    from rollbook.api.cli.server.flags_in_suggested_commands import with_flags
 
     async def look(identity: "Identity") -> tuple[str, "Diagnosis"]:
         return identity.bookie_id, await identity.diagnose()
@@ -180,8 +180,8 @@ _JUDGED: Final = {
 def _run_with_identity(flags: Mapping[str, Any], use: Callable[["Identity"], Awaitable[T]]) -> T:
     import asyncio
 
-    from rollbook.api.cli.server.advice_flags import advising
     from rollbook.api.cli.server.bookie_settings import load_settings
+    from rollbook.api.cli.server.flags_in_suggested_commands import advising
     from rollbook.proto.runtime.logging_setup import configure_logs
 
     configure_logs(level="error", as_json=False)
@@ -190,8 +190,8 @@ def _run_with_identity(flags: Mapping[str, Any], use: Callable[["Identity"], Awa
 
 
 async def _with_identity(settings: "Settings", use: Callable[["Identity"], Awaitable[T]]) -> T:
-    from rollbook.api.cli.real_machine import RealMachine
     from rollbook.api.cli.server.bookie_settings import open_store
+    from rollbook.api.cli.system_ports import RealMachine
     from rollbook.bookie.bookie import addresses_of
     from rollbook.bookie.identity import Identity
     from rollbook.proto.cluster.cluster_root import open_cluster

@@ -88,8 +88,8 @@ class Where:
 
         from rollbook.bookie.config import StorageConfig
         from rollbook.bookie.inspection import StoreFiles
-        from rollbook.proto.runtime.disk import SystemDisk
         from rollbook.proto.runtime.logging_setup import configure_logs
+        from rollbook.proto.runtime.system_disk import SystemDisk
 
         configure_logs(level="error", as_json=False)
         if not self.journal_dir or not self.ledger_dirs:

@@ -17,9 +17,9 @@ from urllib.parse import urlsplit
 from rollbook.api.cli.cluster.actions import run_on_store
 from rollbook.api.cli.cluster.health import server_records
 from rollbook.api.cli.log.connection import LogAccess
+from rollbook.proto.client_credential_safety import may_show_token, require_certificate_of
 from rollbook.proto.cluster.bookie_watcher import BookieWatcher
 from rollbook.proto.cluster.cluster_root import Cluster
-from rollbook.proto.credential_checks import may_show_token, require_certificate_of
 from rollbook.proto.errors import RollbookError, ServerUnreachable, Unavailable
 from rollbook.proto.ports import MetadataStore
 from rollbook.proto.runtime.system_error_text import describe_error

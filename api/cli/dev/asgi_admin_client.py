@@ -11,7 +11,7 @@ from fastapi import FastAPI
 
 from rollbook.api.access.audit import AuditLog
 from rollbook.api.cli.bookie_admin_client import answer_of
-from rollbook.api.rest.bookie import BookieAdmin, make_app
+from rollbook.api.rest.bookie_admin_server import BookieAdmin, make_app
 from rollbook.api.rest.operation_registry import RunningOperations
 from rollbook.proto.ids import BookieId
 

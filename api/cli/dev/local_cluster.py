@@ -22,7 +22,6 @@ from typing import Final
 from rollbook import __version__
 from rollbook.api.access.authenticator import Authenticator
 from rollbook.api.cli.error_output import explain_error
-from rollbook.api.cli.real_machine import RealMachine
 from rollbook.api.cli.recovery.possible_loss_adapters import LocalDoubts
 from rollbook.api.cli.server.log import LogSettings, RunningLogServer, log_server, tls_files
 from rollbook.api.cli.server.recovery import (
@@ -30,6 +29,7 @@ from rollbook.api.cli.server.recovery import (
     RecoverySettings,
     recovery_server,
 )
+from rollbook.api.cli.system_ports import RealMachine
 from rollbook.bookie.admin_operations import Admin
 from rollbook.bookie.bookie import DEFAULT_PORT, Bookie, Settings
 from rollbook.bookie.config import BookieConfig, StorageConfig
@@ -40,14 +40,14 @@ from rollbook.proto.addresses import parse_address
 from rollbook.proto.cluster.cluster_root import initialise
 from rollbook.proto.errors import BadConfig, ClusterExists, RollbookError
 from rollbook.proto.ids import BookieId
-from rollbook.proto.loopback import is_loopback
+from rollbook.proto.loopback_addresses import is_loopback
 from rollbook.proto.metastore.url import MetadataUrl
 from rollbook.proto.ports import Address, MetadataStore
-from rollbook.proto.runtime.disk import SystemDisk
 from rollbook.proto.runtime.metastore import open_metadata_store
 from rollbook.proto.runtime.metastore.embedded_owner import end_process
 from rollbook.proto.runtime.network import cannot_listen
 from rollbook.proto.runtime.prometheus_text import Metrics
+from rollbook.proto.runtime.system_disk import SystemDisk
 from rollbook.proto.tasks import first_of
 from rollbook.recovery.autorecovery import RecoveryServer
 from rollbook.recovery.possible_losses_port import BookieDoubts

@@ -26,7 +26,7 @@ from rollbook.api.rest.callback_target import LOOPBACK_HOSTS
 from rollbook.logservice.config import LogServerConfig
 from rollbook.proto.addresses import parse_address
 from rollbook.proto.errors import BadConfig
-from rollbook.proto.loopback import is_loopback
+from rollbook.proto.loopback_addresses import is_loopback
 from rollbook.proto.ports import Address
 from rollbook.proto.runtime.gc_tuning import calm_collector
 from rollbook.proto.runtime.logging_setup import configure_logs

@@ -11,7 +11,7 @@ from rollbook.api.cli.metadata_option import Metadata
 from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.ledger.open_client import connect
-from rollbook.proto.credential_checks import require_certificate_of
+from rollbook.proto.client_credential_safety import require_certificate_of
 from rollbook.proto.errors import (
     BadConfig,
     InvalidRequest,

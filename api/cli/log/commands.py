@@ -675,7 +675,7 @@ def verify(access: "LogAccess", **how: Any) -> None:
 @bare_output_option
 def transfer(access: "LogAccess", **how: Any) -> None:
     """Hand a log over to another log server; appends do not fail. `-o raw` prints the new owner's address."""
-    from rollbook.api.cli.log.transfer import transfer_log
+    from rollbook.api.cli.log.ownership_transfer import transfer_log
 
     transfer_log(access, **how)
 

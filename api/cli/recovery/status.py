@@ -9,9 +9,9 @@ from typing import Any, Final
 from rollbook.api.cli.cluster.actions import list_bookies, run_on_store
 from rollbook.api.cli.metadata_option import Metadata
 from rollbook.api.cli.output import show_facts, show_rows, tell_rows
+from rollbook.proto.cluster.bookie_lifecycle_nodes import LifecycleNodes
 from rollbook.proto.cluster.cluster_root import Cluster
 from rollbook.proto.cluster.election import Election
-from rollbook.proto.cluster.lifecycle_nodes import LifecycleNodes
 from rollbook.proto.cluster.underreplication_marks import Marks, MarkTree
 from rollbook.proto.errors import BadMetadata, UnsupportedVersion
 from rollbook.proto.ids import BookieId, LedgerId, parse_bookie_id

@@ -14,9 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import structlog
 
 from rollbook import __version__
-from rollbook.api.cli.real_machine import RealMachine
 from rollbook.api.cli.run_until_signal import until_stopped
-from rollbook.api.cli.server.advice_flags import advising
 from rollbook.api.cli.server.bookie_settings import (
     BookieFile,
     http_address_of,
@@ -24,20 +22,22 @@ from rollbook.api.cli.server.bookie_settings import (
     read_bookie_config,
     settings_of,
 )
+from rollbook.api.cli.server.flags_in_suggested_commands import advising
 from rollbook.api.cli.server_startup import open_with_cluster, retry_while_missing, say_ready
+from rollbook.api.cli.system_ports import RealMachine
 from rollbook.bookie.bookie import Bookie, Settings, addresses_of, tls_address_of
 from rollbook.bookie.config import BookieConfig
 from rollbook.proto.addresses import require_reachable
 from rollbook.proto.errors import BadConfig, BookieFailed, RollbookError
-from rollbook.proto.loopback import is_loopback
+from rollbook.proto.loopback_addresses import is_loopback
 from rollbook.proto.metastore.url import MetadataUrl
 from rollbook.proto.ports import Address
-from rollbook.proto.runtime.disk import SystemDisk
 from rollbook.proto.runtime.gc_tuning import calm_collector
 from rollbook.proto.runtime.logging_setup import configure_logs, set_level
 from rollbook.proto.runtime.malloc_tuning import keep_freed_memory
 from rollbook.proto.runtime.network import SocketTransport
 from rollbook.proto.runtime.open_files import allow_open_files
+from rollbook.proto.runtime.system_disk import SystemDisk
 from rollbook.proto.runtime.tls import TLS_OF_BOOKIES, TlsFiles, server_context
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ async def _admin_pages(
     from rollbook.api.access.authenticator import Authenticator
 
     # Imported here, because FastAPI takes a third of a second to load.
-    from rollbook.api.rest.bookie import AdminServer
+    from rollbook.api.rest.bookie_admin_server import AdminServer
     from rollbook.api.rest.server import HttpConfig
     from rollbook.bookie.admin_operations import Admin
 

@@ -115,7 +115,7 @@ def bookie(**flags: Any) -> None:
     file. In ROLLBOOK_LEDGER_DIR, directories are separated by commas.
     """
     from rollbook.api.cli.server.bookie import StorageFailed, run_bookie  # `--help` is quick.
-    from rollbook.proto.runtime.storage_failed_status import EXIT_STORAGE_FAILED
+    from rollbook.proto.runtime.storage_failed_exit_code import EXIT_STORAGE_FAILED
 
     try:
         run_bookie(flags)

@@ -15,10 +15,10 @@ from typing import Any, Final
 
 from rollbook import __version__
 from rollbook.api.access.authenticator import Authenticator
-from rollbook.api.cli.real_machine import RealMachine
 from rollbook.api.cli.run_until_signal import until_stopped
 from rollbook.api.cli.server.peer_credentials import ShownToPeers, report_untrusted
 from rollbook.api.cli.server_startup import open_with_cluster, say_ready, starting
+from rollbook.api.cli.system_ports import RealMachine
 from rollbook.api.grpc.config import CONNECTIONS_MAX, GrpcConfig
 from rollbook.api.grpc.peer_channels import GrpcPeers
 from rollbook.api.grpc.relay import RELAY_OPTIONS, Relay

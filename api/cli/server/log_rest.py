@@ -17,7 +17,7 @@ from rollbook.logservice.config import LogServerConfig
 from rollbook.logservice.log_ownership import LogServer
 from rollbook.logservice.service import LogService
 from rollbook.logservice.stats import PART
-from rollbook.proto.loopback import is_loopback
+from rollbook.proto.loopback_addresses import is_loopback
 from rollbook.proto.ports import Address
 from rollbook.proto.runtime.open_files import door_of
 from rollbook.proto.runtime.prometheus_text import Metrics

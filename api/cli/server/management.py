@@ -30,7 +30,7 @@ from rollbook.api.rest.server import HttpConfig, HttpServer
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.proto.ports import Address
 from rollbook.proto.runtime.prometheus_text import Metrics
-from rollbook.recovery.cluster_event_watch import ClusterEventLog
+from rollbook.recovery.cluster_event_log import ClusterEventLog
 
 # Each open page of the dashboard holds a stream.
 _BOUNDS: Final = Bounds(connections=256, may_stream=True)

@@ -12,7 +12,7 @@ from rollbook.api.access.operator_token_file import token_of
 from rollbook.api.access.watched_file import WatchedFile
 from rollbook.api.client.channels import Security
 from rollbook.logservice.config import LogServerConfig
-from rollbook.proto.loopback import is_loopback
+from rollbook.proto.loopback_addresses import is_loopback
 from rollbook.proto.runtime.file_stamp import file_stamp
 from rollbook.proto.runtime.tls import TlsFiles, client_context, server_context, trusting_context
 

@@ -18,7 +18,6 @@ import structlog
 from rollbook import __version__
 from rollbook.api.access.authenticator import Authenticator
 from rollbook.api.cli.bookie_admin_client import AdminClient
-from rollbook.api.cli.real_machine import RealMachine
 from rollbook.api.cli.recovery.possible_loss_adapters import AdminDoubts
 from rollbook.api.cli.run_until_signal import until_stopped
 from rollbook.api.cli.server.bookie_settings import (
@@ -29,6 +28,7 @@ from rollbook.api.cli.server.bookie_settings import (
 )
 from rollbook.api.cli.server.operation_handlers import describe_error, kinds_of, log_made_for
 from rollbook.api.cli.server_startup import open_with_cluster, say_ready, starting
+from rollbook.api.cli.system_ports import RealMachine
 from rollbook.api.rest.callback_post import CallbackPost
 from rollbook.api.rest.callback_target import check_hosts
 from rollbook.bookie.bookie import Settings, addresses_of
@@ -37,7 +37,7 @@ from rollbook.ledger.ledgers import Ledgers
 from rollbook.proto.addresses import EVERY_ADDRESS, parse_address
 from rollbook.proto.errors import BadConfig
 from rollbook.proto.ids import BookieId, parse_bookie_id
-from rollbook.proto.loopback import is_loopback
+from rollbook.proto.loopback_addresses import is_loopback
 from rollbook.proto.metastore.url import Backend, MetadataUrl
 from rollbook.proto.ports import Address, MetadataStore, Randomness
 from rollbook.proto.runtime.config import read_config_file, variables_of_flags
@@ -57,9 +57,9 @@ from rollbook.recovery.autorecovery import (
     RecoveryPorts,
     RecoveryServer,
 )
+from rollbook.recovery.bookie_restore_scheduler import DoubtsOf
 from rollbook.recovery.config import AuditConfig, HealConfig, StewardConfig, WorkerConfig
 from rollbook.recovery.possible_losses_port import BookieDoubts
-from rollbook.recovery.restore_scheduler import DoubtsOf
 from rollbook.recovery.stats import PART, RecoveryStats
 
 logger = structlog.get_logger()

@@ -13,7 +13,6 @@ from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 from rollbook.api.spark.archive_folder import Archive, sizes_in
-from rollbook.api.spark.checksum_scan import FilePiece, Measured, Piece, measure
 from rollbook.api.spark.core import mirror_origin
 from rollbook.api.spark.core.archive_manifests import ArchiveFile, Chain, faults_of, unsigned
 from rollbook.api.spark.core.archive_seam import is_overtaken
@@ -29,6 +28,7 @@ from rollbook.api.spark.core.audit_findings import (
 from rollbook.api.spark.core.options import Selection
 from rollbook.api.spark.core.plan import Span
 from rollbook.api.spark.core.stream_offsets import TailPoint
+from rollbook.api.spark.count_and_hash_scan import FilePiece, Measured, Piece, measure
 from rollbook.api.spark.failures import original_from_spark
 from rollbook.api.spark.log_bounds import Logs, require_some
 from rollbook.api.spark.pipelines.connection import Way

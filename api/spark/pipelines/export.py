@@ -1,6 +1,6 @@
 """Exports logs into an archive of Parquet files, step by step, and moves a protected cursor after each step.
 
-    wanted ─► plan.py: ranges and tasks ─► checksum_scan.py: files under _steps ─► archive_folder.py: manifest ─► cursor
+    wanted ─► plan.py: ranges and tasks ─► count_and_hash_scan.py: files under _steps ─► archive_folder.py: manifest ─► cursor
 
 The progress is stored in the archive itself, so there is no checkpoint to lose. A cursor moves only over
 records that a manifest names (SA5), so retention and truncation keep records that are not archived. A log is
@@ -17,12 +17,12 @@ from typing import Any, Final
 
 from rollbook.api.client.sync import SyncCursor
 from rollbook.api.spark.archive_folder import Archive, drop_folder, require_name
-from rollbook.api.spark.checksum_scan import Measured, Piece, folder_of, measure
 from rollbook.api.spark.core.archive_manifests import ArchiveFile, Chain, Manifest, manifest_of
 from rollbook.api.spark.core.archive_seam import is_overtaken
 from rollbook.api.spark.core.options import Selection, SplitLimits
 from rollbook.api.spark.core.plan import Span, next_ends, split
 from rollbook.api.spark.core.stream_offsets import Point, TailPoint, replaced
+from rollbook.api.spark.count_and_hash_scan import Measured, Piece, folder_of, measure
 from rollbook.api.spark.log_bounds import Logs, require_some
 from rollbook.api.spark.pipelines.connection import Way
 from rollbook.api.spark.pipelines.job_report import Progress, Report

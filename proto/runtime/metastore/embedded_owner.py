@@ -47,7 +47,7 @@ from rollbook.proto.metastore.service_client import Receiver
 from rollbook.proto.metastore.service_host import Host
 from rollbook.proto.ports import Clock, Randomness
 from rollbook.proto.runtime.metastore.embedded_sqlite import StoreFile
-from rollbook.proto.runtime.storage_failed_status import EXIT_STORAGE_FAILED
+from rollbook.proto.runtime.storage_failed_exit_code import EXIT_STORAGE_FAILED
 from rollbook.proto.runtime.system_error_text import describe_error
 from rollbook.proto.tasks import stop_tasks
 from rollbook.proto.wire.frames import FrameDecoder

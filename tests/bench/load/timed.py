@@ -79,7 +79,7 @@ def _watch_everything() -> None:
     from rollbook.bookie.connection import Connection
     from rollbook.bookie.core.record_packer import RecordPacker
     from rollbook.bookie.storage import Storage
-    from rollbook.proto.runtime import disk
+    from rollbook.proto.runtime import system_disk
     from rollbook.proto.wire.request_decoder import RequestDecoder
 
     transport = selector_events._SelectorSocketTransport  # type: ignore[attr-defined]  # A private class.
@@ -88,7 +88,7 @@ def _watch_everything() -> None:
     _watch(RequestDecoder, "feed", "parse chunks")
     _watch(Storage, "add", "judge adds, queue them")
     _watch(RecordPacker, "pack", "make records, checksums")
-    _watch_anywhere(disk, "_write_fully", "write to files")
+    _watch_anywhere(system_disk, "_write_fully", "write to files")
     _watch_anywhere(os, "fdatasync", "sync files")
     _watch(Storage, "_on_written", "index what is durable")
     _watch(Connection, "_on_added", "make replies")

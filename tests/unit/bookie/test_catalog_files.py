@@ -13,7 +13,7 @@ from rollbook.bookie.catalog_files import CatalogFiles, _Generation
 from rollbook.bookie.core import catalog_records as changes
 from rollbook.bookie.core.catalog import Catalog
 from rollbook.bookie.core.fencing import LedgerFacts
-from rollbook.proto.runtime.disk import SystemDisk
+from rollbook.proto.runtime.system_disk import SystemDisk
 
 LEDGERS = 5_000
 

@@ -14,8 +14,8 @@ from rollbook.proto.errors import BadConfig, ConnectionLost, Unavailable
 from rollbook.proto.ids import NO_ENTRY, EntryId, LedgerId
 from rollbook.proto.ports import Address
 from rollbook.proto.runtime.clock import SystemClock
-from rollbook.proto.runtime.disk import SystemDisk
 from rollbook.proto.runtime.network import SocketTransport
+from rollbook.proto.runtime.system_disk import SystemDisk
 from rollbook.proto.runtime.tls import TlsFiles, client_context, server_context
 from rollbook.proto.wire import v2
 from rollbook.proto.wire.messages import EntryRead, ReadReply

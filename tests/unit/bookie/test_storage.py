@@ -34,7 +34,7 @@ from rollbook.proto.errors import (
 from rollbook.proto.ids import NO_ENTRY, EntryId, LedgerId
 from rollbook.proto.ports import OpenMode
 from rollbook.proto.runtime.clock import SystemClock
-from rollbook.proto.runtime.disk import SystemDisk
+from rollbook.proto.runtime.system_disk import SystemDisk
 from rollbook.proto.wire import v2_adds, v3_adds
 from rollbook.proto.wire.add_columns import Adds
 from rollbook.proto.wire.digest import DigestType, LedgerDigest, ledger_key

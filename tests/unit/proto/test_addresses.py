@@ -4,7 +4,7 @@ import pytest
 
 from rollbook.proto.addresses import is_wildcard, parse_address, require_reachable
 from rollbook.proto.errors import BadConfig
-from rollbook.proto.loopback import is_loopback
+from rollbook.proto.loopback_addresses import is_loopback
 from rollbook.proto.ports import Address
 from tests.messages import raises_message
 

@@ -11,9 +11,9 @@ from dataclasses import replace
 
 import pytest
 
+from rollbook.proto.cluster.bookie_lifecycle_nodes import LifecycleNodes
 from rollbook.proto.cluster.cluster_root import Cluster, initialise
 from rollbook.proto.cluster.election import Election, Vote
-from rollbook.proto.cluster.lifecycle_nodes import LifecycleNodes
 from rollbook.proto.errors import Missing, Overloaded
 from rollbook.proto.formats.lifecycle import Lifecycle, LifecycleState
 from rollbook.proto.ids import BookieId
@@ -22,7 +22,7 @@ from rollbook.proto.ports import Create, MetadataStore, Set
 from rollbook.proto.runtime.clock import SystemClock
 from rollbook.recovery.callback_nodes import CallbackNodes, Seen
 from rollbook.recovery.callback_sender import CallbackSender
-from rollbook.recovery.cluster_event_watch import ClusterEventLog
+from rollbook.recovery.cluster_event_log import ClusterEventLog
 from rollbook.recovery.core import callback_queue as core
 from rollbook.recovery.core.callback_queue import (
     CALLBACKS_MAX,
@@ -36,7 +36,7 @@ from rollbook.recovery.core.event_derivation import Event, EventKind, derive
 from rollbook.recovery.operation_nodes import RUNNER
 from tests.unit.proto.cluster.faulty import FaultyStore
 from tests.unit.recovery.test_auditor import until
-from tests.unit.recovery.test_cluster_event_watch import log_of
+from tests.unit.recovery.test_cluster_event_log import log_of
 
 DEADLINE_S = 30.0
 ALL = RegisteredCallback("a" * 32, "https://all/x", "secret of all", created_ms=1)

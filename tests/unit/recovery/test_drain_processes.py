@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 
 from rollbook.ledger.open_client import connect
+from rollbook.proto.cluster.bookie_lifecycle_nodes import LifecycleNodes
 from rollbook.proto.cluster.cluster_root import open_cluster
-from rollbook.proto.cluster.lifecycle_nodes import LifecycleNodes
 from rollbook.proto.formats.lifecycle import LifecycleState
 from rollbook.proto.ids import BookieId, LedgerId
 from rollbook.proto.runtime.metastore import open_metadata_store

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 
+from rollbook.proto.cluster.bookie_lifecycle_nodes import LifecycleNodes, StoredLifecycle
 from rollbook.proto.cluster.bookie_watcher import BookieWatcher
 from rollbook.proto.cluster.cookies import MemberNodes
 from rollbook.proto.cluster.election import Election, Vote
-from rollbook.proto.cluster.lifecycle_nodes import LifecycleNodes, StoredLifecycle
 from rollbook.proto.cluster.underreplication_marks import Marks
 from rollbook.proto.formats.bookie_incarnation import BookieRecord, pack_bookie_record
 from rollbook.proto.formats.lifecycle import Lifecycle, LifecycleState

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rollbook.ledger.core.lost_bookie_rules import LostMembers
-from rollbook.proto.cluster.lifecycle_nodes import LifecycleNodes
+from rollbook.proto.cluster.bookie_lifecycle_nodes import LifecycleNodes
 from rollbook.proto.formats.lifecycle import LifecycleState
 from rollbook.proto.ids import BookieId
 from rollbook.proto.metadata import LedgerState

@@ -13,7 +13,7 @@ import pytest
 from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.proto.cluster import underreplication_marks as marks_module
-from rollbook.proto.cluster.lifecycle_nodes import LifecycleNodes
+from rollbook.proto.cluster.bookie_lifecycle_nodes import LifecycleNodes
 from rollbook.proto.cluster.uncertain_writes import put_surely
 from rollbook.proto.cluster.underreplication_marks import Lock, Marks
 from rollbook.proto.errors import MetadataUnavailable

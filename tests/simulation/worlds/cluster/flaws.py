@@ -10,10 +10,10 @@ from typing import Any, Final
 
 from rollbook.bookie.drain_watch import LifecycleWatch
 from rollbook.ledger.lost_bookie_watch import LostBookieWatch
+from rollbook.proto.cluster.bookie_lifecycle_nodes import StoredLifecycle
 from rollbook.proto.cluster.bookie_watcher import BookieWatcher, LiveBookies
 from rollbook.proto.cluster.election import Election
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes, StoredLedger
-from rollbook.proto.cluster.lifecycle_nodes import StoredLifecycle
 from rollbook.proto.cluster.underreplication_marks import MarkTree, StoredMark
 from rollbook.proto.formats.ledger_metadata import pack_ledger_metadata
 from rollbook.proto.formats.lifecycle import LifecycleState
@@ -23,13 +23,14 @@ from rollbook.proto.ports import Delete, Set, WatchEventKind
 from rollbook.proto.quorum import Quorum
 from rollbook.proto.wire.entry_list import EntryList
 from rollbook.recovery import (
+    bookie_restore_scheduler,
     drain_steward,
     ledger_checks,
-    ledger_restorer,
-    restore_scheduler,
+    ledger_entry_restorer,
     worker,
 )
 from rollbook.recovery.bookie_decommission import RemovalCheck
+from rollbook.recovery.bookie_restore_scheduler import RestoreScheduler
 from rollbook.recovery.copier import Copied
 from rollbook.recovery.core.auditor_rules import Losses
 from rollbook.recovery.core.drain_steps import DrainFacts, Step, is_final
@@ -40,11 +41,10 @@ from rollbook.recovery.core.repair_failures import Failure, after_failure
 from rollbook.recovery.core.repair_plan import Action, RepairOutcome, SlotRepair
 from rollbook.recovery.drain_steward import Steward
 from rollbook.recovery.ledger_checks import Checks
+from rollbook.recovery.ledger_entry_restorer import LedgerRestorer
 from rollbook.recovery.ledger_index import LedgerIndex
 from rollbook.recovery.ledger_repair import LedgerRepair, Repair
-from rollbook.recovery.ledger_restorer import LedgerRestorer
 from rollbook.recovery.repair_failure_nodes import BadCopies
-from rollbook.recovery.restore_scheduler import RestoreScheduler
 from rollbook.recovery.worker import Worker
 from tests.simulation.worlds.cluster.scene import ClusterScene
 from tests.support.planting import Patch
@@ -577,7 +577,7 @@ CLUSTER_MUTANTS: Final = (
         "cluster-heals-hot",
         "A healing that left something is repeated without a pause (DH2).",
         _BUDGET,
-        ((restore_scheduler, "after_failure", _retry_at_once),),
+        ((bookie_restore_scheduler, "after_failure", _retry_at_once),),
         drill="doubts",
     ),
     ClusterMutant(
@@ -598,7 +598,7 @@ CLUSTER_MUTANTS: Final = (
         "cluster-gives-up",
         "A healing that nobody asked for ends the doubt about entries that have no copy (DH4, HL1).",
         _BUDGET,
-        ((ledger_restorer, "judge", _give_up),),
+        ((ledger_entry_restorer, "judge", _give_up),),
         drill="last_copies",
     ),
     ClusterMutant(

@@ -31,16 +31,16 @@ from rollbook.proto.ports import Create, Delete, Set
 from rollbook.recovery import (
     autorecovery,
     bookie_decommission,
+    bookie_restore_scheduler,
     drain_steward,
     ledger_checks,
-    restore_scheduler,
 )
 from rollbook.recovery.autorecovery import RecoveryServer
 from rollbook.recovery.bookie_ledger_scan import take_census
+from rollbook.recovery.bookie_restore_scheduler import RestoreScheduler
 from rollbook.recovery.core import drain_steps, repair_failures
 from rollbook.recovery.drain_steward import Steward
 from rollbook.recovery.ledger_repair import LedgerRepair
-from rollbook.recovery.restore_scheduler import RestoreScheduler
 from tests.simulation.checkers.cluster import ClusterChecker
 from tests.simulation.checkers.ledger import LedgerChecker
 from tests.simulation.history import History
@@ -642,7 +642,7 @@ class _Run(Stage):
             (LedgerRepair, "_copy", copy_and_tell),
             (RestoreScheduler, "_heal", heal_and_tell),
             (RestoreScheduler, "_fail", fail_and_tell),
-            (restore_scheduler, "logger", Logger()),
+            (bookie_restore_scheduler, "logger", Logger()),
             (Node, "pause", fall_asleep),
             (Node, "resume", wake),
             (Node, "kill", end_its_sleep),

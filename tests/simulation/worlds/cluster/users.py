@@ -15,8 +15,8 @@ from typing import Final
 from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.ledger.writer import LedgerWriter
+from rollbook.proto.cluster.bookie_lifecycle_nodes import LifecycleNodes
 from rollbook.proto.cluster.cluster_root import open_cluster
-from rollbook.proto.cluster.lifecycle_nodes import LifecycleNodes
 from rollbook.proto.cluster.underreplication_marks import Marks
 from rollbook.proto.errors import RollbookError
 from rollbook.proto.formats.lifecycle import LifecycleState

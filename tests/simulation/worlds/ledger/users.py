@@ -29,7 +29,7 @@ from rollbook.proto.metadata import LedgerState
 from rollbook.proto.ports import MetadataStore
 from rollbook.proto.quorum import Quorum
 from rollbook.proto.wire.digest import DigestType
-from rollbook.recovery.bookie_restorer import BookieRestorer
+from rollbook.recovery.bookie_entry_restorer import BookieRestorer
 from rollbook.recovery.config import HealConfig
 from rollbook.recovery.possible_losses_port import BookieDoubts
 from tests.simulation.checkers.ledger import PAYLOAD_BYTES_MIN, LedgerChecker

@@ -31,7 +31,7 @@ from rollbook.api.access.core.grants import Grants
 from rollbook.api.access.core.quotas import Meter, TokenBucket
 from rollbook.api.grpc.config import GrpcConfig
 from rollbook.api.grpc.token_interceptor import Strangers
-from rollbook.api.rest.bookie import AdminServer
+from rollbook.api.rest.bookie_admin_server import AdminServer
 from rollbook.api.rest.log_app import RestServer
 from rollbook.api.rest.request_limits import Guard
 from rollbook.api.rest.server import HttpConfig
@@ -53,7 +53,7 @@ from tests.unit.api.access.core import (
 )
 from tests.unit.api.access.test_doors import Site
 from tests.unit.api.grpc.samples import sample
-from tests.unit.api.rest import test_bookie as bookie
+from tests.unit.api.rest import test_bookie_admin_server as bookie
 from tests.unit.api.rest import test_log_server as log_server
 from tests.unit.api.rest import test_server as bookie_server
 from tests.unit.api.rest.fake_admin import FakeAdmin

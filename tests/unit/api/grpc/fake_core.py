@@ -405,7 +405,7 @@ class FakeCore:
         """The logs that this server owns; the first server also has those without an owner."""
         await self._asked("watch_tails", request)
         # Imported here, with string annotations: regression tests run with versions that lack these.
-        from rollbook.logservice.core.tail_offsets import Scope
+        from rollbook.logservice.core.watched_tails import Scope
 
         scope, sent = Scope.of(request), dict[LogName, messages.TailOfLog]()
         while True:

@@ -36,7 +36,7 @@ from rollbook.proto.formats.lifecycle import LifecycleState
 from rollbook.proto.ids import BookieId, EntryId, LedgerId
 from rollbook.proto.ports import NO_SESSION, SessionEvent, SessionState
 from rollbook.proto.runtime.clock import SystemClock
-from rollbook.recovery.cluster_event_watch import ClusterEventLog
+from rollbook.recovery.cluster_event_log import ClusterEventLog
 from rollbook.recovery.config import WorkerConfig
 from rollbook.recovery.operation_nodes import RUNNER
 from rollbook.recovery.operation_runner import OperationRunner

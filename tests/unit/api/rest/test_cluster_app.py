@@ -17,7 +17,7 @@ from rollbook.api.access.authenticator import Authenticator
 from rollbook.api.access.core.access_file import digest_of
 from rollbook.api.access.core.grants import Duty, Grants
 from rollbook.api.access.management_rights import Managing
-from rollbook.api.rest import bookie_routes
+from rollbook.api.rest import bookie_management_routes
 from rollbook.api.rest.cluster_app import OPEN_PATHS, make_app
 from rollbook.api.rest.operation_registry import RunningOperations
 from rollbook.api.rest.server import HttpConfig, HttpServer
@@ -333,7 +333,7 @@ async def test_slow_drain_continues_as_an_operation(
     cluster: FakeCluster, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A drain first reads all ledgers, which may take longer than a request may last."""
-    monkeypatch.setattr(bookie_routes, "_PATIENCE_S", 0.05)
+    monkeypatch.setattr(bookie_management_routes, "_PATIENCE_S", 0.05)
     cluster.rows.append(a_bookie("b<1>"))
     cluster.may_finish = asyncio.Event()
     with structlog.testing.capture_logs() as logs:
@@ -357,7 +357,7 @@ async def test_slow_queries_do_not_block_changes(
     cluster: FakeCluster, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """MG4. A forced drain of `x` and a drain of `x-forced` are different operations."""
-    monkeypatch.setattr(bookie_routes, "_PATIENCE_S", 0.05)
+    monkeypatch.setattr(bookie_management_routes, "_PATIENCE_S", 0.05)
     cluster.may_finish = asyncio.Event()
     cluster.rows += [a_bookie("x"), a_bookie("x-forced")]
     judge = f"{API}/bookies:safe-to-remove"
@@ -406,7 +406,7 @@ async def test_operation_of_one_server_cannot_be_cancelled(
     cluster: FakeCluster, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Such an operation has a readable ID."""
-    monkeypatch.setattr(bookie_routes, "_PATIENCE_S", 0.05)
+    monkeypatch.setattr(bookie_management_routes, "_PATIENCE_S", 0.05)
     cluster.may_finish = asyncio.Event()
     begun = await ask(client, "PUT", LIFECYCLE, {"state": "draining"})
     assert begun.status == 202

@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from rollbook.api.access.operator_token_file import token_of
 from rollbook.api.access.watched_file import WatchedFile
 from rollbook.api.rest import http_connection, request_limits
-from rollbook.api.rest.bookie import AdminServer
+from rollbook.api.rest.bookie_admin_server import AdminServer
 from rollbook.api.rest.server import HttpConfig, HttpServer
 from rollbook.proto.errors import BadConfig
 from rollbook.proto.ports import Address

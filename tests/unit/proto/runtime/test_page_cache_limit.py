@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from rollbook.proto.ports import OpenMode
-from rollbook.proto.runtime.disk import SystemDisk
 from rollbook.proto.runtime.system_calls import cached_pages
+from rollbook.proto.runtime.system_disk import SystemDisk
 
 MIB = 1024 * 1024
 BUNCH = 2 * MIB  # Linux has no larger folios.

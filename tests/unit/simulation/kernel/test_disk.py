@@ -9,7 +9,7 @@ import pytest
 
 from rollbook.proto.errors import DirectoryInUse
 from rollbook.proto.ports import Buffer, Disk, OpenMode
-from rollbook.proto.runtime.disk import SystemDisk
+from rollbook.proto.runtime.system_disk import SystemDisk
 from tests.crash.images.step_disk import StepDisk, step
 from tests.simulation.kernel import Node, World
 from tests.simulation.kernel.disk import SimulatedDisk
@@ -179,7 +179,7 @@ class TestContract:
         self, run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Large writes, and writes that would wait for another change, are not quick."""
-        monkeypatch.setattr("rollbook.proto.runtime.disk._ON_THE_SPOT_S", 1000.0)
+        monkeypatch.setattr("rollbook.proto.runtime.system_disk._ON_THE_SPOT_S", 1000.0)
 
         async def story(disk: Disk, folder: str) -> None:
             if isinstance(disk, SimulatedDisk):

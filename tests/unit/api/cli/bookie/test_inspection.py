@@ -21,7 +21,7 @@ from click.testing import CliRunner, Result
 
 from rollbook.api.cli.bookie.command_table import group
 from rollbook.api.cli.lazy_group import LazyGroup
-from rollbook.api.rest.bookie import AdminServer
+from rollbook.api.rest.bookie_admin_server import AdminServer
 from rollbook.api.rest.server import HttpConfig
 from rollbook.bookie.config import StorageConfig
 from rollbook.bookie.core.entry_log_footer import (
@@ -37,7 +37,7 @@ from rollbook.proto import errors
 from rollbook.proto.ids import NO_ENTRY
 from rollbook.proto.ports import Address
 from rollbook.proto.runtime.clock import SystemClock
-from rollbook.proto.runtime.disk import SystemDisk
+from rollbook.proto.runtime.system_disk import SystemDisk
 from rollbook.proto.runtime.tls import TlsFiles
 from tests.support.certificates import Authority
 from tests.unit.api.rest.fake_admin import FakeAdmin

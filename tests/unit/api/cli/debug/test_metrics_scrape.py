@@ -97,7 +97,7 @@ async def test_token_is_sent_only_to_known_log_servers(
     stranger = replace(server, server_id="log-1~2")
     assert (await gathered([stranger], access))[0] == {"log-1": b"a_total 1\n"}
     assert seen.shown is None, "a server of the same name in another cluster"
-    monkeypatch.setattr("rollbook.proto.credential_checks.is_loopback", lambda host: False)
+    monkeypatch.setattr("rollbook.proto.client_credential_safety.is_loopback", lambda host: False)
     await gathered([server], access)
     assert seen.shown is None, "the connection is not encrypted"
     await gathered([server], replace(access, insecure=True))

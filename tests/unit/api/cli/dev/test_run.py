@@ -20,7 +20,7 @@ from rollbook.proto.errors import BadConfig, RollbookError
 from rollbook.proto.metastore.url import MetadataUrl
 from rollbook.proto.ports import Address
 from rollbook.proto.runtime.metastore import open_metadata_store
-from rollbook.proto.runtime.storage_failed_status import EXIT_STORAGE_FAILED
+from rollbook.proto.runtime.storage_failed_exit_code import EXIT_STORAGE_FAILED
 from tests.messages import raises_message
 from tests.support import bookies, processes
 from tests.support.processes import Child, Family

@@ -27,7 +27,7 @@ from rollbook.proto.ids import NO_ENTRY, BookieId, EntryId, LedgerId
 from rollbook.proto.metastore.url import MetadataUrl
 from rollbook.proto.ports import Address, MetadataStore
 from rollbook.proto.runtime.metastore import open_metadata_store
-from rollbook.proto.runtime.storage_failed_status import EXIT_STORAGE_FAILED
+from rollbook.proto.runtime.storage_failed_exit_code import EXIT_STORAGE_FAILED
 from rollbook.proto.runtime.tls import TlsFiles
 from rollbook.proto.wire.add_columns import AddReplies
 from rollbook.proto.wire.messages import EntryRead, ReadReply

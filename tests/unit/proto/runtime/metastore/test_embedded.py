@@ -41,7 +41,7 @@ from rollbook.proto.runtime.metastore import embedded_owner, open_metadata_store
 from rollbook.proto.runtime.metastore.embedded_connector import EmbeddedConnector, Role
 from rollbook.proto.runtime.metastore.embedded_owner import StoreOwner
 from rollbook.proto.runtime.metastore.embedded_sqlite import StoreFile
-from rollbook.proto.runtime.storage_failed_status import EXIT_STORAGE_FAILED
+from rollbook.proto.runtime.storage_failed_exit_code import EXIT_STORAGE_FAILED
 from tests.contract.stores import hurried, next_event, until_gone, until_state
 from tests.support import processes
 from tests.support.processes import Family

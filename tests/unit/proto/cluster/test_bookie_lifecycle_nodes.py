@@ -4,8 +4,8 @@ import random
 
 import pytest
 
+from rollbook.proto.cluster.bookie_lifecycle_nodes import LifecycleNodes, StoredLifecycle
 from rollbook.proto.cluster.cluster_root import Cluster, initialise
-from rollbook.proto.cluster.lifecycle_nodes import LifecycleNodes, StoredLifecycle
 from rollbook.proto.errors import (
     BadMetadata,
     MetadataConflict,

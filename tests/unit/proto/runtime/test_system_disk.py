@@ -17,17 +17,17 @@ import pytest
 
 from rollbook.proto.errors import DirectoryInUse
 from rollbook.proto.ports import OpenMode
+from rollbook.proto.runtime.aio_reads import KernelReads
 from rollbook.proto.runtime.direct_reads import DirectFiles
-from rollbook.proto.runtime.disk import SystemDisk
-from rollbook.proto.runtime.disk_aio import KernelReads
 from rollbook.proto.runtime.page_cache_probe import probe_page_cache
+from rollbook.proto.runtime.system_disk import SystemDisk
 
 
 @pytest.fixture(params=[0.0, math.inf], ids=["in-threads", "on-the-spot"])
 async def disk(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[SystemDisk]:
-    monkeypatch.setattr("rollbook.proto.runtime.disk._ON_THE_SPOT_S", request.param)
+    monkeypatch.setattr("rollbook.proto.runtime.system_disk._ON_THE_SPOT_S", request.param)
     disk = SystemDisk()
     yield disk
     disk.close()
@@ -125,7 +125,7 @@ async def test_cancelled_close_after_a_read_can_be_repeated(
     disk = SystemDisk()
     file = await disk.open(str(tmp_path / "f"), OpenMode.CREATE)
     with monkeypatch.context() as patch:
-        patch.setattr("rollbook.proto.runtime.disk.probe_page_cache", lambda *_: False)
+        patch.setattr("rollbook.proto.runtime.system_disk.probe_page_cache", lambda *_: False)
         patch.setattr(os, "pread", lambda *_: b"x" * may_end.wait(30))
         reading = asyncio.ensure_future(file.read_at(0, 1))
         await asyncio.sleep(0)
@@ -270,7 +270,7 @@ async def test_error_in_a_thread_reaches_the_caller(
         is_given_up.wait(60)
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr("rollbook.proto.runtime.disk._write_fully", fail)
+    monkeypatch.setattr("rollbook.proto.runtime.system_disk._write_fully", fail)
     reader = await disk.open(str(tmp_path / "f"), OpenMode.CREATE)
     given_up = asyncio.ensure_future(reader.write_and_sync(0, [b"x" * 1_000_000]))
     await asyncio.sleep(0)
@@ -294,7 +294,7 @@ async def test_only_small_quick_syncs_run_in_the_loop_thread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A large sync runs in a thread, so that the loop continues while a device is slow."""
-    monkeypatch.setattr("rollbook.proto.runtime.disk._ON_THE_SPOT_S", 1000.0)
+    monkeypatch.setattr("rollbook.proto.runtime.system_disk._ON_THE_SPOT_S", 1000.0)
     disk, threads = SystemDisk(), []
     real_sync = os.fdatasync
 
@@ -315,7 +315,7 @@ async def test_only_small_quick_syncs_run_in_the_loop_thread(
     await other_file.write_and_sync(0, [b"x"])
     await others
     assert threading.main_thread().name not in threads
-    monkeypatch.setattr("rollbook.proto.runtime.disk._ON_THE_SPOT_S", 1e-9)
+    monkeypatch.setattr("rollbook.proto.runtime.system_disk._ON_THE_SPOT_S", 1e-9)
     await file.write_and_sync(0, [b"x"])
     assert threads.pop() != threading.main_thread().name
     await file.close()
@@ -326,7 +326,7 @@ async def test_only_small_quick_syncs_run_in_the_loop_thread(
 async def test_write_and_sync_now_is_durable_and_timed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rollbook.proto.runtime.disk._ON_THE_SPOT_S", 60.0)
+    monkeypatch.setattr("rollbook.proto.runtime.system_disk._ON_THE_SPOT_S", 60.0)
     disk, synced = SystemDisk(), list[bytes]()
     now_s, took_s = 0.0, 0.0
 
@@ -338,7 +338,7 @@ async def test_write_and_sync_now_is_durable_and_timed(
     monkeypatch.setattr(os, "fdatasync", sync)
     # The clock of the disk alone; the loop's clock continues.
     clock = SimpleNamespace(monotonic=lambda: now_s)
-    monkeypatch.setattr("rollbook.proto.runtime.disk.time", clock)
+    monkeypatch.setattr("rollbook.proto.runtime.system_disk.time", clock)
     file = await disk.open(str(tmp_path / "f"), OpenMode.CREATE)
     file.write_and_sync_now(0, [b"ab", b"cd"])
     assert synced == [b"abcd"]
@@ -368,7 +368,7 @@ async def test_uncached_range_is_read_in_a_thread(
     monkeypatch.setattr(os, "pread", read)
     assert await file.read_at(5, 5) == b"there"
     assert threads == [threading.main_thread()]
-    monkeypatch.setattr("rollbook.proto.runtime.disk.probe_page_cache", lambda *_: False)
+    monkeypatch.setattr("rollbook.proto.runtime.system_disk.probe_page_cache", lambda *_: False)
     reading = [asyncio.create_task(file.read_at(at, 4)) for at in (0, 5, 100)]
     await asyncio.sleep(0)
     closing = asyncio.create_task(file.close())
@@ -391,7 +391,7 @@ async def test_error_of_a_read_in_a_thread_reaches_the_caller(
 ) -> None:
     (tmp_path / "f").write_bytes(b"x")
     file = await disk.open(str(tmp_path / "f"), OpenMode.READ)
-    monkeypatch.setattr("rollbook.proto.runtime.disk.probe_page_cache", lambda *_: False)
+    monkeypatch.setattr("rollbook.proto.runtime.system_disk.probe_page_cache", lambda *_: False)
 
     def fail(*_: object) -> bytes:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -411,7 +411,7 @@ async def test_large_uncached_range_is_read_past_page_cache(
     contents = random.Random(1).randbytes(1_000_001)
     (tmp_path / "f").write_bytes(contents)
     file = await disk.open(str(tmp_path / "f"), OpenMode.READ)
-    monkeypatch.setattr("rollbook.proto.runtime.disk.probe_page_cache", lambda *_: False)
+    monkeypatch.setattr("rollbook.proto.runtime.system_disk.probe_page_cache", lambda *_: False)
     places = [
         (0, 131_072),
         (4_096, 400_000),
@@ -443,7 +443,7 @@ async def test_large_uncached_range_is_prefetched_past_page_cache(
     contents = random.Random(1).randbytes(3_000_001)
     (tmp_path / "f").write_bytes(contents)
     file = await disk.open(str(tmp_path / "f"), OpenMode.READ)
-    monkeypatch.setattr("rollbook.proto.runtime.disk.probe_page_cache", lambda *_: False)
+    monkeypatch.setattr("rollbook.proto.runtime.system_disk.probe_page_cache", lambda *_: False)
     if not has_kernel:
         monkeypatch.setattr(KernelReads, "begin", lambda _: None)
     for turn in range(5):
@@ -470,7 +470,7 @@ async def test_prefetched_buffer_is_returned_after_use(
     contents = random.Random(1).randbytes(3_000_001)
     (tmp_path / "f").write_bytes(contents)
     file = await disk.open(str(tmp_path / "f"), OpenMode.READ)
-    monkeypatch.setattr("rollbook.proto.runtime.disk.probe_page_cache", lambda *_: False)
+    monkeypatch.setattr("rollbook.proto.runtime.system_disk.probe_page_cache", lambda *_: False)
     for position in range(1, 3_000_000, 200_000):
         file.prefetch(position, 150_000)
         with pytest.raises(ZeroDivisionError):
@@ -642,8 +642,8 @@ async def test_prefetched_bytes_are_limited_and_expire(
 async def test_only_small_syncs_predict_duration_of_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rollbook.proto.runtime.disk._ON_THE_SPOT_S", 60.0)
-    monkeypatch.setattr("rollbook.proto.runtime.disk._SLOWNESS_KEPT", 1.0)
+    monkeypatch.setattr("rollbook.proto.runtime.system_disk._ON_THE_SPOT_S", 60.0)
+    monkeypatch.setattr("rollbook.proto.runtime.system_disk._SLOWNESS_KEPT", 1.0)
     disk, threads = SystemDisk(), list[str]()
     now_s, took_s = 0.0, 0.0
 
@@ -655,7 +655,7 @@ async def test_only_small_syncs_predict_duration_of_the_next(
     monkeypatch.setattr(os, "fdatasync", sync)
     # The clock of the disk alone; the loop's clock continues.
     clock = SimpleNamespace(monotonic=lambda: now_s)
-    monkeypatch.setattr("rollbook.proto.runtime.disk.time", clock)
+    monkeypatch.setattr("rollbook.proto.runtime.system_disk.time", clock)
     file = await disk.open(str(tmp_path / "f"), OpenMode.CREATE)
     took_s = 100.0
     await file.write_and_sync(0, [b"x" * 100_000])

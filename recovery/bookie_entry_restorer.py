@@ -1,7 +1,7 @@
 """Makes one bookie whole again: entries that it answers UNKNOWN for are restored from other copies, or
 found to be unneeded. Then the doubt is settled, and the bookie answers by itself.
 
-Ledgers that the bookie doubts are healed one by one (`ledger_restorer.py`). If it doubts everything, every
+Ledgers that the bookie doubts are healed one by one (`ledger_entry_restorer.py`). If it doubts everything, every
 ledger of the cluster that names it is healed, and is fenced there again even if it is closed. When all
 ledgers are whole, the doubt about everything is settled (HL3).
 
@@ -26,7 +26,7 @@ from rollbook.recovery.config import HealConfig
 from rollbook.recovery.copy_limits import ByteBudget, Throttle
 from rollbook.recovery.core.entry_spans import EntrySpan
 from rollbook.recovery.core.possible_losses_in_open_ledgers import Writers
-from rollbook.recovery.ledger_restorer import (
+from rollbook.recovery.ledger_entry_restorer import (
     HealingLimits,
     HealingOutcome,
     LedgerHealing,

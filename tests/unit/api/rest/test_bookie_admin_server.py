@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from rollbook.api.access.audit import AuditLog
 from rollbook.api.access.authenticator import Authenticator
 from rollbook.api.access.core.access_file import digest_of
-from rollbook.api.rest.bookie import OPEN_PATHS, AdminServer, make_app
+from rollbook.api.rest.bookie_admin_server import OPEN_PATHS, AdminServer, make_app
 from rollbook.api.rest.bookie_models import LogLevel
 from rollbook.api.rest.operation_registry import Facts, RunningOperations
 from rollbook.api.rest.server import HttpConfig

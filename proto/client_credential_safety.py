@@ -3,7 +3,7 @@ TLS key needs its certificate.
 """
 
 from rollbook.proto.errors import BadConfig
-from rollbook.proto.loopback import is_loopback
+from rollbook.proto.loopback_addresses import is_loopback
 
 
 def may_show_token(host: str, *, uses_tls: bool, insecure: bool) -> bool:

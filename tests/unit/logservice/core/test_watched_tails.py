@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from rollbook.logservice.core.ledger_list import LedgerList, ListedLogState
-from rollbook.logservice.core.tail_offsets import (
+from rollbook.logservice.core.watched_tails import (
     NAMED_MAX,
     MergedTails,
     ReportSource,

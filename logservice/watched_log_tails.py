@@ -1,4 +1,4 @@
-"""Keeps a table of many logs' tails, for clients that watch them (`core/tail_offsets.py`).
+"""Keeps a table of many logs' tails, for clients that watch them (`core/watched_tails.py`).
 
     logs that this server owns         The owner reports each growth of the log, without requests or polling.
     logs whose names suggest this      The log's list has the tail. If the last segment is not closed and the log
@@ -24,7 +24,7 @@ import structlog
 
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.logservice.core.ledger_list import LedgerList
-from rollbook.logservice.core.tail_offsets import (
+from rollbook.logservice.core.watched_tails import (
     ReportSource,
     Scope,
     TailTable,

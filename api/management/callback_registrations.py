@@ -12,7 +12,7 @@ from rollbook.proto.errors import InvalidRequest, Missing, OutcomeUnknown
 from rollbook.proto.ids import parse_bookie_id
 from rollbook.proto.ports import Clock
 from rollbook.recovery.callback_nodes import CallbackNodes
-from rollbook.recovery.cluster_event_watch import ClusterEventLog
+from rollbook.recovery.cluster_event_log import ClusterEventLog
 from rollbook.recovery.core.callback_queue import RegisteredCallback
 from rollbook.recovery.core.event_derivation import Event, EventKind
 

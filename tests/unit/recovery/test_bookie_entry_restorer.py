@@ -25,10 +25,10 @@ from rollbook.proto.ids import BookieId, LedgerId
 from rollbook.proto.metadata import LedgerState
 from rollbook.proto.wire.digest import DigestType
 from rollbook.proto.wire.entry_list import EntryList
-from rollbook.recovery.bookie_restorer import BookieRestorer, Healing
+from rollbook.recovery.bookie_entry_restorer import BookieRestorer, Healing
 from rollbook.recovery.config import HealConfig
 from rollbook.recovery.core.entry_spans import WHOLE, EntrySpan
-from rollbook.recovery.ledger_restorer import HealingOutcome, LedgerRestorer
+from rollbook.recovery.ledger_entry_restorer import HealingOutcome, LedgerRestorer
 from rollbook.recovery.possible_losses_port import DoubtsPage
 from tests.support.healing import DirectDoubts
 from tests.support.ledger_cluster import LocalCluster

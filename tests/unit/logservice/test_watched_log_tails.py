@@ -7,7 +7,7 @@ from typing import Final
 
 import pytest
 
-from rollbook.logservice import messages, tail_offset_directory
+from rollbook.logservice import messages, watched_log_tails
 from rollbook.logservice.core.record_block import pack_block
 from rollbook.logservice.ids import LogName, Offset
 from rollbook.logservice.log_config import LogConfig
@@ -167,7 +167,7 @@ async def test_failed_scan_is_retried(cluster: LogCluster, monkeypatch: pytest.M
     log = LogName("ns", "log")
     await make(a, log)
     names, failures = LogMetadataStore.names, [MetadataUnavailable() for _ in range(10)]
-    monkeypatch.setattr(tail_offset_directory, "_PAUSE_S", 0.01)
+    monkeypatch.setattr(watched_log_tails, "_PAUSE_S", 0.01)
 
     async def names_at_last(
         nodes: LogMetadataStore, namespace: str, prefix: str = ""

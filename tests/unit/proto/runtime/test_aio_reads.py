@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from rollbook.proto.runtime import disk_aio
-from rollbook.proto.runtime.disk_aio import KernelRead, KernelReads
+from rollbook.proto.runtime import aio_reads
+from rollbook.proto.runtime.aio_reads import KernelRead, KernelReads
 
 CONTENTS = random.Random(1).randbytes(1_000_000)
 PATIENCE_S = 30
@@ -20,11 +20,11 @@ class Kernel:
     """Completes reads when the test calls `end`."""
 
     def __init__(self) -> None:
-        self.orders: list[disk_aio._Iocb] = []
+        self.orders: list[aio_reads._Iocb] = []
         self.ended: list[tuple[int, int]] = []
         self.takes_orders = True
         self.contexts = 0
-        self.calls = disk_aio._Calls(self._setup, self._destroy, self._submit, self._getevents)
+        self.calls = aio_reads._Calls(self._setup, self._destroy, self._submit, self._getevents)
 
     def _setup(self, *_: int) -> int:
         self.contexts += 1
@@ -38,7 +38,7 @@ class Kernel:
     def _submit(self, _context: int, _count: int, orders: int, *_: int) -> int:
         if not self.takes_orders:
             return -1
-        self.orders.append(disk_aio._Iocb.from_address(ctypes.c_uint64.from_address(orders).value))
+        self.orders.append(aio_reads._Iocb.from_address(ctypes.c_uint64.from_address(orders).value))
         return 1
 
     def _getevents(self, _context: int, least: int, most: int, events: int, *_: int) -> int:
@@ -46,7 +46,7 @@ class Kernel:
             self.end()
         count = min(most, len(self.ended))
         for at in range(count):
-            event = disk_aio._Event.from_address(events + at * ctypes.sizeof(disk_aio._Event))
+            event = aio_reads._Event.from_address(events + at * ctypes.sizeof(aio_reads._Event))
             event.data, event.res = self.ended.pop(0)
         return count
 
@@ -152,9 +152,9 @@ async def test_kernel_that_always_refuses_is_not_used_for_a_while(
 ) -> None:
     """A device may have to wait for each read, or a file system may lack AIO."""
     now_s = 100.0
-    monkeypatch.setattr("rollbook.proto.runtime.disk_aio.time.monotonic", lambda: now_s)
+    monkeypatch.setattr("rollbook.proto.runtime.aio_reads.time.monotonic", lambda: now_s)
     kernel.takes_orders = takes_orders
-    for _ in range(disk_aio._REFUSALS_MAX):
+    for _ in range(aio_reads._REFUSALS_MAX):
         read = reads.start(0, 0, 4096)
         assert (read is not None) == takes_orders
         if read is not None:
@@ -170,13 +170,13 @@ async def test_kernel_that_always_refuses_is_not_used_for_a_while(
 async def test_occasional_refusals_are_tolerated(kernel: Kernel, reads: KernelReads) -> None:
     for number in range(300):
         read = started(reads, 0)
-        kernel.end(error=errno.EAGAIN if number % disk_aio._REFUSALS_MAX else 0)
+        kernel.end(error=errno.EAGAIN if number % aio_reads._REFUSALS_MAX else 0)
         await read.wait()
         read.let_go()
 
 
 async def test_number_of_reads_is_limited(reads: KernelReads) -> None:
-    many = [reads.start(0, 0, 4096) for _ in range(disk_aio._READS_MAX + 1)]
+    many = [reads.start(0, 0, 4096) for _ in range(aio_reads._READS_MAX + 1)]
     assert None not in many[:-1]
     assert many[-1] is None
 

@@ -6,7 +6,7 @@ from typing import Any
 from starlette.requests import Request
 
 from rollbook.api.access.authenticator import CALLER
-from rollbook.api.dashboard import log_server_screens
+from rollbook.api.dashboard import server_and_process_screens
 from rollbook.api.dashboard.core.markup import Child
 from rollbook.api.dashboard.error_texts import error_text, sentence
 from rollbook.api.dashboard.page_context import ShowPage, Visit
@@ -32,10 +32,10 @@ class ProcessPages:
     async def _servers(self, _: Request, visit: Visit) -> Screen:
         rows = await visit.ask("servers", self._admin.log_servers)
         health = await visit.ask("health", self._admin.health)
-        return log_server_screens.servers(
+        return server_and_process_screens.servers(
             rows,
             {each["id"]: each["state"] for each in health["members"] if each["kind"] != "bookie"},
-            log_server_screens.others(
+            server_and_process_screens.others(
                 await visit.ask("bookies", self._admin.bookies),
                 (await visit.ask("recovery", self._admin.recovery))["processes"],
                 self._own.name,
@@ -61,7 +61,7 @@ class ProcessPages:
             except RollbookError as error:
                 settings = error_text(error)
         grants = CALLER.get().principal.grants
-        return log_server_screens.server(visit.framed(), row, metrics, settings, grants)
+        return server_and_process_screens.server(visit.framed(), row, metrics, settings, grants)
 
     async def _process(self, request: Request, visit: Visit) -> Screen:
         """The page of a bookie or a recovery server. A bookie's facts are read from the bookie. The facts of a
@@ -72,15 +72,15 @@ class ProcessPages:
         found: Sequence[Facts] | str
         if kind == "bookie":
             found = await self._shown(
-                visit, name, "/api/v1/settings", log_server_screens.rows_of_settings
+                visit, name, "/api/v1/settings", server_and_process_screens.rows_of_settings
             )
             counted = await self._shown(
-                visit, name, "/api/v1/bookie/status", log_server_screens.of_status
+                visit, name, "/api/v1/bookie/status", server_and_process_screens.of_status
             )
         elif kind == "recovery" and name == self._own.name:
             found = self._own.settings
             text = (await self._own.metrics.page()).decode()
-            counted = log_server_screens.of_exposition(text)
+            counted = server_and_process_screens.of_exposition(text)
         elif kind == "recovery" and name in await self._recovery_servers(visit):
             found = counted = (
                 "A recovery server shows them only at its own address: open the dashboard there, if it has --http."
@@ -89,7 +89,7 @@ class ProcessPages:
             raise Missing(
                 "there is no such process", next_step="choose a process on the Servers screen"
             )
-        return log_server_screens.process(visit.framed(), kind, name, found, counted)
+        return server_and_process_screens.process(visit.framed(), kind, name, found, counted)
 
     async def _recovery_servers(self, visit: Visit) -> set[str]:
         """The recovery servers that run a part of recovery. Servers that run only HTTP are not among them."""
@@ -108,7 +108,7 @@ class ProcessPages:
                 )
             )
         except Missing:
-            why = log_server_screens.without_pages(row["state"])
+            why = server_and_process_screens.without_pages(row["state"])
             return f"It shows no pages here: {why}."
         except BookieFailed:  # The response is not from a Rollbook bookie.
             return "Its own pages do not show this: it is a Java bookie, or of an earlier release."

@@ -31,11 +31,11 @@ from rollbook.proto.errors import RollbookError
 from rollbook.proto.ids import BookieId
 from rollbook.proto.ports import Clock
 from rollbook.proto.tasks import TaskGroup
-from rollbook.recovery.bookie_restorer import BookieRestorer, Healing
+from rollbook.recovery.bookie_entry_restorer import BookieRestorer, Healing
 from rollbook.recovery.config import HealConfig
 from rollbook.recovery.core.repair_failures import Failure, after_failure, next_look_s
 from rollbook.recovery.core.repair_plan import GracePeriods
-from rollbook.recovery.ledger_restorer import HealingOutcome
+from rollbook.recovery.ledger_entry_restorer import HealingOutcome
 from rollbook.recovery.metastore_outage_retries import patiently
 from rollbook.recovery.possible_losses_port import BookieDoubts
 

@@ -7,15 +7,15 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from rollbook.proto.cluster.bookie_lifecycle_nodes import LifecycleNodes, StoredLifecycle
 from rollbook.proto.cluster.cluster_root import Cluster, initialise
-from rollbook.proto.cluster.lifecycle_nodes import LifecycleNodes, StoredLifecycle
 from rollbook.proto.cluster.underreplication_marks import Marks
 from rollbook.proto.formats.lifecycle import Lifecycle, LifecycleState
 from rollbook.proto.ids import BookieId, EntryId, LedgerId
 from rollbook.proto.metastore.memory import MemoryService
 from rollbook.proto.ports import CreateMode, MetadataStore
 from rollbook.proto.runtime.clock import SystemClock
-from rollbook.recovery.cluster_event_watch import ClusterEventLog
+from rollbook.recovery.cluster_event_log import ClusterEventLog
 from rollbook.recovery.core.event_derivation import Event, EventFilter
 from rollbook.recovery.core.repair_failures import Failure, LostEntries
 from rollbook.recovery.repair_failure_nodes import BadCopies, Failures

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 from rollbook.proto.ports import Clock, Disk, Randomness, Transport
 from rollbook.proto.runtime.clock import SystemClock
-from rollbook.proto.runtime.disk import SystemDisk
 from rollbook.proto.runtime.network import SocketTransport
+from rollbook.proto.runtime.system_disk import SystemDisk
 
 
 @dataclass(frozen=True, slots=True)
