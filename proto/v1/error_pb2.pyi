@@ -27,30 +27,36 @@ class _Outcome:
 class _OutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Outcome.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     OUTCOME_UNSPECIFIED: _Outcome.ValueType  # 0
-    """Not set."""
+    """Not sent by servers. Treat it as OUTCOME_UNKNOWN."""
     OUTCOME_APPLIED: _Outcome.ValueType  # 1
-    """It did."""
+    """The change took effect."""
     OUTCOME_NOT_APPLIED: _Outcome.ValueType  # 2
-    """It did not, and will not."""
+    """The change did not take effect, and will not."""
     OUTCOME_UNKNOWN: _Outcome.ValueType  # 3
-    """It may have, or may still do so: repeat an append with the same producer sequence, or read."""
+    """The change may have taken effect, or may still do so. To find out, repeat an append with the same producer
+    sequence, or read the log.
+    """
 
 class Outcome(_Outcome, metaclass=_OutcomeEnumTypeWrapper):
-    """Whether a change took effect although, or before, it failed."""
+    """Whether the change of a failed request took effect."""
 
 OUTCOME_UNSPECIFIED: Outcome.ValueType  # 0
-"""Not set."""
+"""Not sent by servers. Treat it as OUTCOME_UNKNOWN."""
 OUTCOME_APPLIED: Outcome.ValueType  # 1
-"""It did."""
+"""The change took effect."""
 OUTCOME_NOT_APPLIED: Outcome.ValueType  # 2
-"""It did not, and will not."""
+"""The change did not take effect, and will not."""
 OUTCOME_UNKNOWN: Outcome.ValueType  # 3
-"""It may have, or may still do so: repeat an append with the same producer sequence, or read."""
+"""The change may have taken effect, or may still do so. To find out, repeat an append with the same producer
+sequence, or read the log.
+"""
 Global___Outcome: _TypeAlias = Outcome  # noqa: Y015
 
 @_typing.final
 class ErrorDetail(_message.Message):
-    """In the trailer `grpc-status-details-bin` (see StatusDetails), and in the results of append streams."""
+    """An error. It is sent in the trailer `grpc-status-details-bin` (see StatusDetails), and in the results of append
+    streams.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -83,20 +89,20 @@ class ErrorDetail(_message.Message):
     NEXT_STEP_FIELD_NUMBER: _builtins.int
     IDS_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
-    """What programs match: OFFSET_MISMATCH, SEALED, NOT_OWNER … The same word in HTTP and in Python."""
+    """The error's code, which programs compare: OFFSET_MISMATCH, SEALED, NOT_OWNER … HTTP and Python use the same codes."""
     outcome: Global___Outcome.ValueType
     """Whether the change took effect."""
     retryable: _builtins.bool
-    """The same request may succeed later."""
+    """True: the same request may succeed later."""
     retry_after_ms: _builtins.int
-    """Sooner is of no use. 0: not known."""
+    """Milliseconds before which a retry is useless. 0: not known."""
     message: _builtins.str
     """What happened, for people."""
     next_step: _builtins.str
-    """What to do now, for people; may be empty."""
+    """The step to take now, for people. Empty: no step is known."""
     @_builtins.property
     def ids(self) -> _containers.MessageMap[_builtins.str, Global___ErrorValue]:
-        """To what it happened, and what one needs to go on: head, tail, expected_offset, owner …"""
+        """Facts by name that a caller may need to continue: head, tail, expected_offset, owner …"""
 
     def __init__(
         self,
@@ -119,7 +125,7 @@ Global___ErrorDetail: _TypeAlias = ErrorDetail  # noqa: Y015
 
 @_typing.final
 class ErrorValue(_message.Message):
-    """One fact about what failed."""
+    """One fact about a failure."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -129,16 +135,16 @@ class ErrorValue(_message.Message):
     FLAG_FIELD_NUMBER: _builtins.int
     LIST_FIELD_NUMBER: _builtins.int
     number: _builtins.int
-    """Offsets, epochs, sizes."""
+    """An integer, such as an offset, an epoch or a size."""
     text: _builtins.str
-    """Names, addresses."""
+    """A text, such as a name or an address."""
     data: _builtins.bytes
-    """Ids that are no text."""
+    """An id that is not text."""
     flag: _builtins.bool
     """Yes or no."""
     @_builtins.property
     def list(self) -> Global___ErrorValues:
-        """Several of them."""
+        """A list of values."""
 
     def __init__(
         self,
@@ -161,14 +167,14 @@ Global___ErrorValue: _TypeAlias = ErrorValue  # noqa: Y015
 
 @_typing.final
 class ErrorValues(_message.Message):
-    """Several facts of one name."""
+    """A list of values."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     VALUES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def values(self) -> _containers.RepeatedCompositeFieldContainer[Global___ErrorValue]:
-        """In the order in which they were found."""
+        """The values, in the order in which the server found them."""
 
     def __init__(
         self,
@@ -185,7 +191,7 @@ Global___ErrorValues: _TypeAlias = ErrorValues  # noqa: Y015
 
 @_typing.final
 class StatusDetails(_message.Message):
-    """As google.rpc.Status has it, by its field numbers: what `grpc-status-details-bin` holds."""
+    """The content of the trailer `grpc-status-details-bin`. Its fields have the numbers and types of google.rpc.Status."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -193,7 +199,7 @@ class StatusDetails(_message.Message):
     MESSAGE_FIELD_NUMBER: _builtins.int
     DETAILS_FIELD_NUMBER: _builtins.int
     code: _builtins.int
-    """The gRPC status."""
+    """The number of the gRPC status."""
     message: _builtins.str
     """What happened, for people."""
     @_builtins.property

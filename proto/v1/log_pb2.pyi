@@ -3,13 +3,14 @@
 isort:skip_file
 Named logs: appending, reading, truncating.
 
-A log is an endless list of records. Each has an offset: 0, 1, 2 … without holes. Starts are inclusive,
-ends exclusive; `head` is the first offset that is kept, `tail` the next one to be given out.
-A log is named `namespace/log`, or `log` for `default/log`.
+A log is an endless list of records. Each record has an offset: 0, 1, 2 … without holes. A range includes its start
+and excludes its end. `head` is the first offset that is kept, and `tail` is the offset that the next record gets.
+A log is named `namespace/log`; `log` alone means `default/log`.
 
-Records travel in blocks: one block is one atomic batch, framed by the client that appends and sent to every
-reader unchanged but for the server's half of its header. Its layout is in logservice/DESIGN.md. A client that
-would rather not frame blocks sends `records` instead, and asks for them with `as_records`.
+Records travel in blocks: one block is one atomic batch. The client that appends a block frames it, and the server
+fills in its own half of the block's header. Apart from that, every reader gets the block unchanged. The layout of
+a block is in logservice/DESIGN.md. A client that does not frame blocks sends `records` instead, and asks for
+records with `as_records`.
 
 A field that is absent, or an enum that is unspecified, means the default that its comment names.
 """
@@ -38,36 +39,36 @@ class _AtTail:
 class _AtTailEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AtTail.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     AT_TAIL_UNSPECIFIED: _AtTail.ValueType  # 0
-    """Not set."""
+    """Means AT_TAIL_FOLLOW."""
     AT_TAIL_FOLLOW: _AtTail.ValueType  # 1
-    """It waits for more. The default."""
+    """The reader waits for more records. The default."""
     AT_TAIL_STOP: _AtTail.ValueType  # 2
-    """It ends at the tail as it was known when it began. The first event is a Progress that has this tail: a client that
-    comes back names it as `until_offset`.
+    """The reader stops at the tail that is known when the read begins. The first event is a Progress that has this tail.
+    A client that resumes the read passes that tail as `until_offset`.
     """
     AT_TAIL_STOP_AT_BARRIER: _AtTail.ValueType  # 3
-    """Ends at the tail, too. Every append that was acknowledged before the read began, by any server, is below that tail."""
+    """The reader stops at a tail above every append that any server acknowledged before the request."""
     AT_TAIL_STOP_AT_READ_BARRIER: _AtTail.ValueType  # 4
-    """The same, found as by CONSISTENCY_READ_BARRIER."""
+    """Like AT_TAIL_STOP_AT_BARRIER, but the tail is found as by CONSISTENCY_READ_BARRIER."""
 
 class AtTail(_AtTail, metaclass=_AtTailEnumTypeWrapper):
     """--- Reading -------------------------------------------------------------------------------------
 
-    What a reader does when it has come to the tail.
+    The behaviour of a reader at the tail.
     """
 
 AT_TAIL_UNSPECIFIED: AtTail.ValueType  # 0
-"""Not set."""
+"""Means AT_TAIL_FOLLOW."""
 AT_TAIL_FOLLOW: AtTail.ValueType  # 1
-"""It waits for more. The default."""
+"""The reader waits for more records. The default."""
 AT_TAIL_STOP: AtTail.ValueType  # 2
-"""It ends at the tail as it was known when it began. The first event is a Progress that has this tail: a client that
-comes back names it as `until_offset`.
+"""The reader stops at the tail that is known when the read begins. The first event is a Progress that has this tail.
+A client that resumes the read passes that tail as `until_offset`.
 """
 AT_TAIL_STOP_AT_BARRIER: AtTail.ValueType  # 3
-"""Ends at the tail, too. Every append that was acknowledged before the read began, by any server, is below that tail."""
+"""The reader stops at a tail above every append that any server acknowledged before the request."""
 AT_TAIL_STOP_AT_READ_BARRIER: AtTail.ValueType  # 4
-"""The same, found as by CONSISTENCY_READ_BARRIER."""
+"""Like AT_TAIL_STOP_AT_BARRIER, but the tail is found as by CONSISTENCY_READ_BARRIER."""
 Global___AtTail: _TypeAlias = AtTail  # noqa: Y015
 
 class _OnTruncated:
@@ -77,21 +78,21 @@ class _OnTruncated:
 class _OnTruncatedEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_OnTruncated.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     ON_TRUNCATED_UNSPECIFIED: _OnTruncated.ValueType  # 0
-    """Not set."""
+    """Means ON_TRUNCATED_FAIL."""
     ON_TRUNCATED_FAIL: _OnTruncated.ValueType  # 1
-    """TRUNCATED. The default."""
+    """The read fails with TRUNCATED. The default."""
     ON_TRUNCATED_SKIP: _OnTruncated.ValueType  # 2
-    """Reading sends a Gap and starts at the head."""
+    """The read starts at the head. A stream sends a Gap first."""
 
 class OnTruncated(_OnTruncated, metaclass=_OnTruncatedEnumTypeWrapper):
-    """What becomes of a start below the head."""
+    """The treatment of a start below the head."""
 
 ON_TRUNCATED_UNSPECIFIED: OnTruncated.ValueType  # 0
-"""Not set."""
+"""Means ON_TRUNCATED_FAIL."""
 ON_TRUNCATED_FAIL: OnTruncated.ValueType  # 1
-"""TRUNCATED. The default."""
+"""The read fails with TRUNCATED. The default."""
 ON_TRUNCATED_SKIP: OnTruncated.ValueType  # 2
-"""Reading sends a Gap and starts at the head."""
+"""The read starts at the head. A stream sends a Gap first."""
 Global___OnTruncated: _TypeAlias = OnTruncated  # noqa: Y015
 
 class _WaitsFor:
@@ -101,41 +102,41 @@ class _WaitsFor:
 class _WaitsForEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WaitsFor.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     WAITS_FOR_UNSPECIFIED: _WaitsFor.ValueType  # 0
-    """Not set."""
+    """Never sent."""
     WAITS_FOR_NOTHING: _WaitsFor.ValueType  # 1
-    """It has caught up: an append."""
+    """The reader has all records, and waits for an append."""
     WAITS_FOR_FETCHING: _WaitsFor.ValueType  # 2
-    """Entries are on their way."""
+    """Entries are being read from bookies."""
     WAITS_FOR_REPLICA: _WaitsFor.ValueType  # 3
-    """No copy answers."""
+    """No copy of the next entry can be read at present."""
     WAITS_FOR_ROLL: _WaitsFor.ValueType  # 4
-    """A segment that is being started or ended."""
+    """A segment is being started or ended."""
     WAITS_FOR_OWNER: _WaitsFor.ValueType  # 5
-    """The log is between two owners."""
+    """The log has no owner at present, or the owner does not respond: there may be records beyond the tail."""
     WAITS_FOR_CLIENT: _WaitsFor.ValueType  # 6
-    """The client does not read what it is sent."""
+    """The client does not read the events that it is sent."""
     WAITS_FOR_THROTTLE: _WaitsFor.ValueType  # 7
-    """A quota."""
+    """The caller's quota is used up, or the reader waits for its turn."""
 
 class WaitsFor(_WaitsFor, metaclass=_WaitsForEnumTypeWrapper):
     """What a reader waits for."""
 
 WAITS_FOR_UNSPECIFIED: WaitsFor.ValueType  # 0
-"""Not set."""
+"""Never sent."""
 WAITS_FOR_NOTHING: WaitsFor.ValueType  # 1
-"""It has caught up: an append."""
+"""The reader has all records, and waits for an append."""
 WAITS_FOR_FETCHING: WaitsFor.ValueType  # 2
-"""Entries are on their way."""
+"""Entries are being read from bookies."""
 WAITS_FOR_REPLICA: WaitsFor.ValueType  # 3
-"""No copy answers."""
+"""No copy of the next entry can be read at present."""
 WAITS_FOR_ROLL: WaitsFor.ValueType  # 4
-"""A segment that is being started or ended."""
+"""A segment is being started or ended."""
 WAITS_FOR_OWNER: WaitsFor.ValueType  # 5
-"""The log is between two owners."""
+"""The log has no owner at present, or the owner does not respond: there may be records beyond the tail."""
 WAITS_FOR_CLIENT: WaitsFor.ValueType  # 6
-"""The client does not read what it is sent."""
+"""The client does not read the events that it is sent."""
 WAITS_FOR_THROTTLE: WaitsFor.ValueType  # 7
-"""A quota."""
+"""The caller's quota is used up, or the reader waits for its turn."""
 Global___WaitsFor: _TypeAlias = WaitsFor  # noqa: Y015
 
 class _GapKind:
@@ -145,21 +146,21 @@ class _GapKind:
 class _GapKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_GapKind.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     GAP_KIND_UNSPECIFIED: _GapKind.ValueType  # 0
-    """Not set."""
+    """Never sent."""
     GAP_KIND_TRUNCATED: _GapKind.ValueType  # 1
-    """They were truncated."""
+    """The records were truncated."""
     GAP_KIND_LOST: _GapKind.ValueType  # 2
-    """No copy can be read."""
+    """No copy of the records can be read."""
 
 class GapKind(_GapKind, metaclass=_GapKindEnumTypeWrapper):
     """Why records are not sent."""
 
 GAP_KIND_UNSPECIFIED: GapKind.ValueType  # 0
-"""Not set."""
+"""Never sent."""
 GAP_KIND_TRUNCATED: GapKind.ValueType  # 1
-"""They were truncated."""
+"""The records were truncated."""
 GAP_KIND_LOST: GapKind.ValueType  # 2
-"""No copy can be read."""
+"""No copy of the records can be read."""
 Global___GapKind: _TypeAlias = GapKind  # noqa: Y015
 
 class _Consistency:
@@ -169,35 +170,35 @@ class _Consistency:
 class _ConsistencyEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Consistency.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     CONSISTENCY_UNSPECIFIED: _Consistency.ValueType  # 0
-    """Not set."""
+    """Means CONSISTENCY_COMMITTED."""
     CONSISTENCY_CACHED: _Consistency.ValueType  # 1
-    """What the server that is asked knows."""
+    """The tail that this server knows."""
     CONSISTENCY_COMMITTED: _Consistency.ValueType  # 2
-    """What the owner has confirmed. The default."""
+    """The tail that the owner has confirmed. The default."""
     CONSISTENCY_BARRIER: _Consistency.ValueType  # 3
-    """Whatever was acked before the question, by whomever, is below the tail."""
+    """A tail above every append that any server acknowledged before the request."""
     CONSISTENCY_READ_BARRIER: _Consistency.ValueType  # 4
-    """The same, by a read of the metadata store instead of an entry in the log. A caller that may not append gets it
-    instead of CONSISTENCY_BARRIER.
+    """Like CONSISTENCY_BARRIER, but costs a read of the metadata store instead of an entry in the log. A caller without
+    the right to append gets it in place of CONSISTENCY_BARRIER.
     """
 
 class Consistency(_Consistency, metaclass=_ConsistencyEnumTypeWrapper):
     """--- Tail, positions -----------------------------------------------------------------------------
 
-    How fresh an answer is.
+    Which appends a returned tail must cover.
     """
 
 CONSISTENCY_UNSPECIFIED: Consistency.ValueType  # 0
-"""Not set."""
+"""Means CONSISTENCY_COMMITTED."""
 CONSISTENCY_CACHED: Consistency.ValueType  # 1
-"""What the server that is asked knows."""
+"""The tail that this server knows."""
 CONSISTENCY_COMMITTED: Consistency.ValueType  # 2
-"""What the owner has confirmed. The default."""
+"""The tail that the owner has confirmed. The default."""
 CONSISTENCY_BARRIER: Consistency.ValueType  # 3
-"""Whatever was acked before the question, by whomever, is below the tail."""
+"""A tail above every append that any server acknowledged before the request."""
 CONSISTENCY_READ_BARRIER: Consistency.ValueType  # 4
-"""The same, by a read of the metadata store instead of an entry in the log. A caller that may not append gets it
-instead of CONSISTENCY_BARRIER.
+"""Like CONSISTENCY_BARRIER, but costs a read of the metadata store instead of an entry in the log. A caller without
+the right to append gets it in place of CONSISTENCY_BARRIER.
 """
 Global___Consistency: _TypeAlias = Consistency  # noqa: Y015
 
@@ -208,30 +209,30 @@ class _AcquireMode:
 class _AcquireModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AcquireMode.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     ACQUIRE_MODE_UNSPECIFIED: _AcquireMode.ValueType  # 0
-    """Not set."""
+    """Means ACQUIRE_MODE_FAIL."""
     ACQUIRE_MODE_STEAL: _AcquireMode.ValueType  # 1
     """The holder is fenced."""
     ACQUIRE_MODE_WAIT: _AcquireMode.ValueType  # 2
-    """Wait until it is released or has run out."""
+    """The request waits until the epoch is released or has run out, or the deadline passes."""
     ACQUIRE_MODE_FAIL: _AcquireMode.ValueType  # 3
-    """WRITER_HELD. The default."""
+    """The request fails with WRITER_HELD. The default."""
 
 class AcquireMode(_AcquireMode, metaclass=_AcquireModeEnumTypeWrapper):
-    """What if somebody else holds it?"""
+    """The treatment of another holder of the writer epoch."""
 
 ACQUIRE_MODE_UNSPECIFIED: AcquireMode.ValueType  # 0
-"""Not set."""
+"""Means ACQUIRE_MODE_FAIL."""
 ACQUIRE_MODE_STEAL: AcquireMode.ValueType  # 1
 """The holder is fenced."""
 ACQUIRE_MODE_WAIT: AcquireMode.ValueType  # 2
-"""Wait until it is released or has run out."""
+"""The request waits until the epoch is released or has run out, or the deadline passes."""
 ACQUIRE_MODE_FAIL: AcquireMode.ValueType  # 3
-"""WRITER_HELD. The default."""
+"""The request fails with WRITER_HELD. The default."""
 Global___AcquireMode: _TypeAlias = AcquireMode  # noqa: Y015
 
 @_typing.final
 class Done(_message.Message):
-    """It was done, and there is nothing more to say."""
+    """The response of a request that returns nothing."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -250,7 +251,7 @@ Global___Done: _TypeAlias = Done  # noqa: Y015
 class Condition(_message.Message):
     """--- Appending -----------------------------------------------------------------------------------
 
-    What has to hold where the batch is given its place; else nothing is appended.
+    Conditions that must all hold when the append gets its place in the order. Otherwise nothing is appended.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -259,11 +260,13 @@ class Condition(_message.Message):
     MUST_BE_EMPTY_FIELD_NUMBER: _builtins.int
     WRITER_EPOCH_FIELD_NUMBER: _builtins.int
     expected_offset: _builtins.int
-    """The first record gets exactly this offset. Else OFFSET_MISMATCH."""
+    """The offset that the first record must get; otherwise the append fails with OFFSET_MISMATCH. Absent: any offset."""
     must_be_empty: _builtins.bool
-    """Nothing was ever appended. Else OFFSET_MISMATCH."""
+    """True: the log must never have had a record; otherwise the append fails with OFFSET_MISMATCH."""
     writer_epoch: _builtins.int
-    """This writer epoch is in force. Else WRITER_FENCED."""
+    """The writer epoch that must be in force; otherwise the append fails with WRITER_FENCED. Absent: no writer epoch is
+    required by this request.
+    """
     def __init__(
         self,
         *,
@@ -288,8 +291,8 @@ Global___Condition: _TypeAlias = Condition  # noqa: Y015
 
 @_typing.final
 class ProducerRef(_message.Message):
-    """Names the producer of a batch, and the batch. A batch that is sent again is recognised by it and
-    answered with its original offsets.
+    """The producer of a batch, and the batch's number. With it the log recognises a batch that is sent again, and responds
+    with the offsets that the batch got the first time.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -298,11 +301,11 @@ class ProducerRef(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     SEQ_FIELD_NUMBER: _builtins.int
     id: _builtins.bytes
-    """1 to 64 bytes; random ones will do."""
+    """The producer's id, of 1 to 64 bytes. Random bytes will do."""
     epoch: _builtins.int
-    """One session of the producer; a higher one fences the lower ones."""
+    """The number of the producer's session. A higher epoch fences lower ones."""
     seq: _builtins.int
-    """Counts the batches of an epoch, from 0, without holes."""
+    """The number of the batch in its epoch: 0, 1, 2 … without holes."""
     def __init__(
         self,
         *,
@@ -320,7 +323,7 @@ Global___ProducerRef: _TypeAlias = ProducerRef  # noqa: Y015
 
 @_typing.final
 class Record(_message.Message):
-    """One record, for those who do not frame blocks."""
+    """One record, for clients that do not frame blocks."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -351,18 +354,20 @@ class Record(_message.Message):
     OFFSET_FIELD_NUMBER: _builtins.int
     TIMESTAMP_US_FIELD_NUMBER: _builtins.int
     value: _builtins.bytes
-    """What was appended."""
+    """The record's content."""
     key: _builtins.bytes
-    """Optional."""
+    """The record's key. Absent: the record has no key."""
     event_time_us: _builtins.int
-    """When it happened, if the producer says so. Microseconds since 1970."""
+    """When the event happened, in microseconds since 1970. Absent: the producer does not say."""
     offset: _builtins.int
-    """Set by servers, ignored in appends."""
+    """The record's offset. Set by servers, ignored in appends."""
     timestamp_us: _builtins.int
-    """When it was appended, by the owner's clock, which never goes back within a log. Set by servers."""
+    """When the record was appended, in microseconds since 1970, by the owner's clock. It never decreases within a log.
+    Set by servers, ignored in appends.
+    """
     @_builtins.property
     def headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.bytes]:
-        """Optional; few and small."""
+        """Headers by name; meant for a few small ones."""
 
     def __init__(
         self,
@@ -391,7 +396,7 @@ Global___Record: _TypeAlias = Record  # noqa: Y015
 
 @_typing.final
 class AppendRequest(_message.Message):
-    """Either `block` or `records`."""
+    """Append one batch, as either `block` or `records`."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -404,20 +409,20 @@ class AppendRequest(_message.Message):
     log: _builtins.str
     """`namespace/log`."""
     block: _builtins.bytes
-    """One framed block; it holds its producer reference."""
+    """One framed block. It contains its producer and its number, if it has them."""
     uid: _builtins.str
-    """Of the log that is meant, as LogTail has it; another one of this name is refused: LOG_REPLACED. Default: any."""
+    """The uid that the log must have (see LogTail); with another uid the call fails with LOG_REPLACED. Empty: any uid."""
     @_builtins.property
     def condition(self) -> Global___Condition:
-        """What has to hold."""
+        """Conditions of the append. Absent: none."""
 
     @_builtins.property
     def records(self) -> _containers.RepeatedCompositeFieldContainer[Global___Record]:
-        """Instead of a block; all of them or none are appended."""
+        """The records of the batch, in place of a block. Either all of them are appended, or none."""
 
     @_builtins.property
     def producer(self) -> Global___ProducerRef:
-        """Of `records`."""
+        """The producer and number of the batch in `records`. Absent: a batch that is sent again is not recognised."""
 
     def __init__(
         self,
@@ -452,21 +457,21 @@ class AppendAck(_message.Message):
     LEDGER_ID_FIELD_NUMBER: _builtins.int
     ENTRY_ID_FIELD_NUMBER: _builtins.int
     first_offset: _builtins.int
-    """Of the batch's first record."""
+    """The offset of the batch's first record."""
     next_offset: _builtins.int
-    """After its last one."""
+    """The offset after the batch's last record."""
     timestamp_us: _builtins.int
-    """Of all its records, microseconds since 1970."""
+    """The time of all records of the batch, in microseconds since 1970."""
     is_duplicate: _builtins.bool
-    """It had been appended before; these are its offsets."""
+    """True: the batch was appended before, at these offsets."""
     owner_epoch: _builtins.int
-    """Of the server that gave it its place."""
+    """The epoch of the owner that appended the batch."""
     writer_epoch: _builtins.int
-    """In force when it got its place."""
+    """The writer epoch that was in force when the batch was appended."""
     ledger_id: _builtins.int
-    """Where it lies, for diagnosis."""
+    """The ledger that stores the batch, for diagnosis."""
     entry_id: _builtins.int
-    """Where in that ledger."""
+    """The entry of that ledger that stores the batch, for diagnosis."""
     def __init__(
         self,
         *,
@@ -489,7 +494,9 @@ Global___AppendAck: _TypeAlias = AppendAck  # noqa: Y015
 
 @_typing.final
 class AppendStreamRequest(_message.Message):
-    """The binds come first, then the appends, in their order. A message is bounded by GetLimits."""
+    """A message of an append stream. The server processes the binds, then the appends, in their order. GetLimits returns
+    the most bytes of a message.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -497,7 +504,7 @@ class AppendStreamRequest(_message.Message):
     APPENDS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def binds(self) -> _containers.RepeatedCompositeFieldContainer[Global___Bind]:
-        """What the refs of appends stand for from here on."""
+        """The logs that refs mean from here on."""
 
     @_builtins.property
     def appends(self) -> _containers.RepeatedCompositeFieldContainer[Global___StreamAppend]:
@@ -519,7 +526,7 @@ Global___AppendStreamRequest: _TypeAlias = AppendStreamRequest  # noqa: Y015
 
 @_typing.final
 class Bind(_message.Message):
-    """Gives a log a short name on this stream."""
+    """Make `ref` mean a log on this stream. Binding a ref again forgets its earlier failures."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -528,15 +535,15 @@ class Bind(_message.Message):
     IS_ORDERED_FIELD_NUMBER: _builtins.int
     UID_FIELD_NUMBER: _builtins.int
     ref: _builtins.int
-    """Chosen by the client; small numbers are short."""
+    """The short name of the log, which the client chooses. Small numbers take fewer bytes."""
     log: _builtins.str
     """`namespace/log`."""
     is_ordered: _builtins.bool
-    """After a failure everything that follows under this ref is refused, NOT_APPLIED with `failed_number`
-    among its ids, until the ref is bound again: so no batch overtakes one that failed.
+    """True: after a failure, later appends under this ref are refused until it is bound again. So no batch overtakes a
+    batch that failed. The refusals have the outcome NOT_APPLIED, and `failed_number` among their ids.
     """
     uid: _builtins.str
-    """As in AppendRequest."""
+    """The uid that the log must have; with another uid the appends fail with LOG_REPLACED. Empty: any uid."""
     def __init__(
         self,
         *,
@@ -555,7 +562,7 @@ Global___Bind: _TypeAlias = Bind  # noqa: Y015
 
 @_typing.final
 class StreamAppend(_message.Message):
-    """One atomic batch."""
+    """Append one atomic batch."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -564,14 +571,14 @@ class StreamAppend(_message.Message):
     BLOCK_FIELD_NUMBER: _builtins.int
     CONDITION_FIELD_NUMBER: _builtins.int
     number: _builtins.int
-    """Chosen by the client; the result bears it."""
+    """The number of the append, which the client chooses. The result has the same number."""
     ref: _builtins.int
-    """For which log."""
+    """The ref of a bound log."""
     block: _builtins.bytes
     """One framed block."""
     @_builtins.property
     def condition(self) -> Global___Condition:
-        """What has to hold."""
+        """Conditions of the append. Absent: none."""
 
     def __init__(
         self,
@@ -591,14 +598,14 @@ Global___StreamAppend: _TypeAlias = StreamAppend  # noqa: Y015
 
 @_typing.final
 class AppendStreamResponse(_message.Message):
-    """Results, each as soon as it stands. Those of one log come in the order of its appends."""
+    """Results of appends, each sent as soon as it is known. The results of one log come in the order of its appends."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     RESULTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___AppendResult]:
-        """At least one."""
+        """At least one result."""
 
     def __init__(
         self,
@@ -615,7 +622,7 @@ Global___AppendStreamResponse: _TypeAlias = AppendStreamResponse  # noqa: Y015
 
 @_typing.final
 class AppendResult(_message.Message):
-    """How one append ended."""
+    """The result of one append."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -623,14 +630,14 @@ class AppendResult(_message.Message):
     ACK_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     number: _builtins.int
-    """As the append's."""
+    """The `number` of the append."""
     @_builtins.property
     def ack(self) -> Global___AppendAck:
-        """It is durable."""
+        """The batch is durable."""
 
     @_builtins.property
     def error(self) -> _error_pb2.ErrorDetail:
-        """It failed; the stream goes on."""
+        """The append failed. The stream stays open."""
 
     def __init__(
         self,
@@ -651,7 +658,7 @@ Global___AppendResult: _TypeAlias = AppendResult  # noqa: Y015
 
 @_typing.final
 class ReadRequest(_message.Message):
-    """Bounded. Answered as soon as there is something to tell."""
+    """Read a bounded number of records. The response comes as soon as there is a record, and after `wait_ms` at the latest."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -666,19 +673,21 @@ class ReadRequest(_message.Message):
     log: _builtins.str
     """`namespace/log`."""
     start: _builtins.str
-    """123, earliest, latest, -10, ts:2026-01-31T10:00:00Z, ago:15m or cursor:NAME."""
+    """The position at which the read starts: 123, earliest, latest, -10, ts:2026-01-31T10:00:00Z, ago:15m or cursor:NAME."""
     records_max: _builtins.int
-    """Default 10,000. At least one record is returned if there is one."""
+    """The most records in the response. At least one record is returned if there is one. Default 10,000."""
     bytes_max: _builtins.int
-    """Default 1 MiB, of blocks as unpacked. A single block that is larger comes whole."""
+    """The most bytes of the blocks, unpacked. A single larger block is returned whole. Default 1 MiB."""
     wait_ms: _builtins.int
-    """How long to wait at the tail. Default 0: answered at once, empty."""
+    """How long to wait for a record at the tail, in milliseconds. Default 0: the response is sent immediately, and may
+    be empty.
+    """
     on_truncated: Global___OnTruncated.ValueType
-    """If the start is below the head."""
+    """The treatment of a start below the head."""
     as_records: _builtins.bool
-    """Sent as `records` instead of `blocks`."""
+    """True: the response has `records` in place of `blocks`."""
     uid: _builtins.str
-    """As in AppendRequest."""
+    """The uid that the log must have; with another uid the call fails with LOG_REPLACED. Empty: any uid."""
     def __init__(
         self,
         *,
@@ -722,26 +731,28 @@ class ReadAnswer(_message.Message):
     IS_TAIL_UNCERTAIN_FIELD_NUMBER: _builtins.int
     UID_FIELD_NUMBER: _builtins.int
     first_offset: _builtins.int
-    """Where it begins."""
+    """The offset of the first record."""
     next_offset: _builtins.int
-    """Where to go on."""
+    """The offset after the last record, where the next read starts."""
     head: _builtins.int
-    """The log's."""
+    """The log's head."""
     tail: _builtins.int
-    """The log's."""
+    """The log's tail."""
     is_sealed: _builtins.bool
-    """Nothing will follow the tail."""
+    """True: the log is sealed, and no record will follow the tail."""
     is_tail_uncertain: _builtins.bool
-    """The owner could not be asked: the tail may lack the last that was acknowledged."""
+    """True: the owner did not respond. `tail` is the tail that bookies report, and may not cover the last acknowledged
+    append.
+    """
     uid: _builtins.str
-    """As in LogTail."""
+    """The log's uid, as in LogTail."""
     @_builtins.property
     def blocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
-        """The first and the last one may hold more than was asked for."""
+        """The blocks of the records. The first and the last block may hold more records than that range."""
 
     @_builtins.property
     def records(self) -> _containers.RepeatedCompositeFieldContainer[Global___Record]:
-        """Instead of `blocks`, if asked for."""
+        """The records, in place of `blocks`, if the request has `as_records`."""
 
     def __init__(
         self,
@@ -766,7 +777,7 @@ Global___ReadAnswer: _TypeAlias = ReadAnswer  # noqa: Y015
 
 @_typing.final
 class ReadStreamRequest(_message.Message):
-    """A replay that follows."""
+    """Read from a position to the tail, and follow the log if asked to."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -782,21 +793,23 @@ class ReadStreamRequest(_message.Message):
     log: _builtins.str
     """`namespace/log`."""
     start: _builtins.str
-    """As in ReadRequest."""
+    """The position at which the read starts, in the forms of `ReadRequest.start`."""
     until_offset: _builtins.int
-    """Ends there; default: never."""
+    """The offset at which the read ends. Absent: it does not end at an offset."""
     until_timestamp_us: _builtins.int
-    """Ends before the first record of that time or later; microseconds since 1970."""
+    """The read ends before the first record of this time or later. Microseconds since 1970. Absent: it does not end at
+    a time.
+    """
     at_tail: Global___AtTail.ValueType
-    """Whether it follows."""
+    """The behaviour of the reader at the tail."""
     on_truncated: Global___OnTruncated.ValueType
-    """If the start is below the head, or comes to be."""
+    """The treatment of a start below the head. It also applies if a truncation overtakes the reader."""
     heartbeat_ms: _builtins.int
-    """No silence is longer. Default 5000."""
+    """The longest time between two events, in milliseconds. Default 5000."""
     as_records: _builtins.bool
-    """Sent as `records` instead of `blocks`."""
+    """True: the events have `records` in place of `blocks`."""
     uid: _builtins.str
-    """As in AppendRequest."""
+    """The uid that the log must have; with another uid the call fails with LOG_REPLACED. Empty: any uid."""
     def __init__(
         self,
         *,
@@ -831,7 +844,7 @@ Global___ReadStreamRequest: _TypeAlias = ReadStreamRequest  # noqa: Y015
 
 @_typing.final
 class ReadEvent(_message.Message):
-    """What happens to a reader. It never ends without one of Sealed, Moving, Stopped or an error."""
+    """An event of a read stream. A stream never ends without Sealed, Moving, Stopped or an error."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -845,35 +858,35 @@ class ReadEvent(_message.Message):
     STOPPED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def records(self) -> Global___Records:
-        """Records."""
+        """Records were read."""
 
     @_builtins.property
     def caught_up(self) -> Global___CaughtUp:
-        """All records that were there have been sent."""
+        """All records that the log had have been sent."""
 
     @_builtins.property
     def fell_behind(self) -> Global___FellBehind:
-        """It is read from the bookies again, no longer from the owner's memory."""
+        """Records come from the bookies again, no longer from the owner's memory."""
 
     @_builtins.property
     def progress(self) -> Global___Progress:
-        """A heartbeat: where the reader stands, and what it waits for."""
+        """A heartbeat, with the reader's position and lag."""
 
     @_builtins.property
     def gap(self) -> Global___Gap:
-        """Records that are not sent."""
+        """Some records are not sent."""
 
     @_builtins.property
     def sealed(self) -> Global___Sealed:
-        """The end of the log."""
+        """The log has ended, and all its records have been sent."""
 
     @_builtins.property
     def moving(self) -> Global___Moving:
-        """Another server goes on."""
+        """Reading goes on at another server."""
 
     @_builtins.property
     def stopped(self) -> Global___Stopped:
-        """What was requested has been sent."""
+        """Everything that was requested has been sent."""
 
     def __init__(
         self,
@@ -908,16 +921,16 @@ class Records(_message.Message):
     NEXT_OFFSET_FIELD_NUMBER: _builtins.int
     RECORDS_FIELD_NUMBER: _builtins.int
     base_offset: _builtins.int
-    """Equal to the `next_offset` before, unless a Gap came between."""
+    """The offset of the first record. It equals the previous `next_offset`, unless a Gap came between."""
     next_offset: _builtins.int
-    """Where the next ones begin."""
+    """The offset after the last record."""
     @_builtins.property
     def blocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
-        """The first and the last one may hold more."""
+        """The blocks of the records. The first and the last block may hold more records than that range."""
 
     @_builtins.property
     def records(self) -> _containers.RepeatedCompositeFieldContainer[Global___Record]:
-        """Instead of `blocks`, if asked for."""
+        """The records, in place of `blocks`, if the request has `as_records`."""
 
     def __init__(
         self,
@@ -937,13 +950,13 @@ Global___Records: _TypeAlias = Records  # noqa: Y015
 
 @_typing.final
 class CaughtUp(_message.Message):
-    """Exact: when it was sent, everything below the tail had been sent."""
+    """All records that the log had when this event was sent have been sent."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     TAIL_FIELD_NUMBER: _builtins.int
     tail: _builtins.int
-    """The log's."""
+    """The log's tail. All records below it have been sent."""
     def __init__(
         self,
         *,
@@ -959,13 +972,13 @@ Global___CaughtUp: _TypeAlias = CaughtUp  # noqa: Y015
 
 @_typing.final
 class FellBehind(_message.Message):
-    """The reader is slower than the log."""
+    """The reader is slower than the appends: records come from the bookies again, no longer from the owner's memory."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     TAIL_FIELD_NUMBER: _builtins.int
     tail: _builtins.int
-    """The log's."""
+    """The log's tail."""
     def __init__(
         self,
         *,
@@ -981,7 +994,7 @@ Global___FellBehind: _TypeAlias = FellBehind  # noqa: Y015
 
 @_typing.final
 class Progress(_message.Message):
-    """No silence without it. The lag may be estimated in bytes and time."""
+    """A heartbeat: the reader's position and its lag. It is sent at the latest `heartbeat_ms` after the previous event."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -993,19 +1006,21 @@ class Progress(_message.Message):
     LAG_US_FIELD_NUMBER: _builtins.int
     WAITS_FOR_FIELD_NUMBER: _builtins.int
     position: _builtins.int
-    """The next offset to be sent."""
+    """The offset of the next record that is sent."""
     head: _builtins.int
-    """The log's."""
+    """The log's head."""
     tail: _builtins.int
-    """The log's, as far as it is known."""
+    """The log's tail, as far as the server knows it."""
     lag_records: _builtins.int
-    """Exact."""
+    """Number of records between `position` and `tail`; exact."""
     lag_bytes: _builtins.int
-    """Estimated."""
+    """Bytes of the records between `position` and `tail`, estimated. 0: there is no lag, or no estimate."""
     lag_us: _builtins.int
-    """Age of the oldest record not sent."""
+    """The lag in time, estimated: the age of the last record that was read, in microseconds. 0: there is no lag, or no
+    estimate.
+    """
     waits_for: Global___WaitsFor.ValueType
-    """Why there is a lag."""
+    """What the reader waits for."""
     def __init__(
         self,
         *,
@@ -1027,7 +1042,7 @@ Global___Progress: _TypeAlias = Progress  # noqa: Y015
 
 @_typing.final
 class Gap(_message.Message):
-    """Reading goes on at `end`."""
+    """The records from `start` up to `end` are not sent; reading goes on at `end`."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1035,11 +1050,11 @@ class Gap(_message.Message):
     START_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
     kind: Global___GapKind.ValueType
-    """Why."""
+    """Why the records are not sent."""
     start: _builtins.int
-    """The first record that is not sent."""
+    """The offset of the first record that is not sent."""
     end: _builtins.int
-    """After the last one."""
+    """The offset after the last record that is not sent."""
     def __init__(
         self,
         *,
@@ -1057,13 +1072,13 @@ Global___Gap: _TypeAlias = Gap  # noqa: Y015
 
 @_typing.final
 class Sealed(_message.Message):
-    """The last event."""
+    """The last event: the log is sealed, so no record will follow."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     TAIL_FIELD_NUMBER: _builtins.int
     tail: _builtins.int
-    """The log's, for ever."""
+    """The log's final tail."""
     def __init__(
         self,
         *,
@@ -1079,16 +1094,16 @@ Global___Sealed: _TypeAlias = Sealed  # noqa: Y015
 
 @_typing.final
 class Moving(_message.Message):
-    """The last event of this stream."""
+    """The last event of this stream: reading goes on at another server."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     SERVER_FIELD_NUMBER: _builtins.int
     RESUME_OFFSET_FIELD_NUMBER: _builtins.int
     server: _builtins.str
-    """Where to go on, `host:port`; empty if it is not known yet."""
+    """`host:port` of the other server. Empty: it is not known yet."""
     resume_offset: _builtins.int
-    """From which offset."""
+    """The offset at which to resume the read."""
     def __init__(
         self,
         *,
@@ -1105,13 +1120,13 @@ Global___Moving: _TypeAlias = Moving  # noqa: Y015
 
 @_typing.final
 class Stopped(_message.Message):
-    """The last event."""
+    """The last event: everything that was requested has been sent."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     OFFSET_FIELD_NUMBER: _builtins.int
     offset: _builtins.int
-    """The one after the last that was asked for."""
+    """The offset after the last record that was requested."""
     def __init__(
         self,
         *,
@@ -1127,7 +1142,7 @@ Global___Stopped: _TypeAlias = Stopped  # noqa: Y015
 
 @_typing.final
 class GetTailRequest(_message.Message):
-    """Where the log begins and ends."""
+    """Ask for a log's head and tail."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1139,13 +1154,15 @@ class GetTailRequest(_message.Message):
     log: _builtins.str
     """`namespace/log`."""
     consistency: Global___Consistency.ValueType
-    """How fresh."""
+    """Which appends the tail must cover."""
     beyond: _builtins.int
-    """COMMITTED: answered when the tail is beyond this offset."""
+    """With CONSISTENCY_COMMITTED, the response waits up to `wait_ms` until the tail is beyond this offset. Absent: it
+    does not wait.
+    """
     wait_ms: _builtins.int
-    """But after this time in any case. Default 0: at once."""
+    """How long to wait for the tail to pass `beyond`, in milliseconds. Default 0: the response is sent immediately."""
     uid: _builtins.str
-    """As in AppendRequest."""
+    """The uid that the log must have; with another uid the call fails with LOG_REPLACED. Empty: any uid."""
     def __init__(
         self,
         *,
@@ -1167,7 +1184,7 @@ Global___GetTailRequest: _TypeAlias = GetTailRequest  # noqa: Y015
 
 @_typing.final
 class LogTail(_message.Message):
-    """Where the log begins and ends."""
+    """A log's head and tail."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1183,21 +1200,25 @@ class LogTail(_message.Message):
     head: _builtins.int
     """The first offset that is kept."""
     tail: _builtins.int
-    """The next one to be given out."""
+    """The offset that the next record gets."""
     is_sealed: _builtins.bool
-    """None will be."""
+    """True: the log is sealed, and no record will follow the tail."""
     timestamp_us: _builtins.int
-    """Of the last record; 0 if there is none."""
+    """The last record's time, in microseconds since 1970. 0: there is no record, or its time is not known."""
     owner: _builtins.str
-    """Address; empty: nobody at present."""
+    """`host:port` of the owner. Empty: the log has no owner at present."""
     owner_epoch: _builtins.int
-    """Counts the owners."""
+    """Grows with each new owner. 0: the log has not had an owner yet."""
     ledger_id: _builtins.int
-    """The ledger that the tail is in, if the owner says so."""
+    """The ledger that the owner writes. Absent: the owner writes no ledger, or did not report the tail."""
     last_entry: _builtins.int
-    """Its last entry that the owner has confirmed."""
+    """The last entry of that ledger that the owner has confirmed. Absent: the owner writes no ledger, or did not report
+    the tail.
+    """
     uid: _builtins.str
-    """32 hexadecimal digits, drawn for each log: one that is made later under the same name has another."""
+    """32 hexadecimal digits, drawn when the log is created. A log that is created later under the same name has another
+    uid.
+    """
     def __init__(
         self,
         *,
@@ -1228,7 +1249,7 @@ Global___LogTail: _TypeAlias = LogTail  # noqa: Y015
 
 @_typing.final
 class WatchTailRequest(_message.Message):
-    """Answered at once, then after changes."""
+    """Watch a log's head and tail. They are sent immediately, and then after changes."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1239,11 +1260,11 @@ class WatchTailRequest(_message.Message):
     log: _builtins.str
     """`namespace/log`."""
     interval_ms: _builtins.int
-    """Changes are sent at most once per interval. Default 100."""
+    """The shortest time between two messages, in milliseconds. Default 100."""
     heartbeat_ms: _builtins.int
-    """No silence is longer. Default 5000."""
+    """The longest time between two messages, in milliseconds: then an unchanged tail is sent again. Default 5000."""
     uid: _builtins.str
-    """As in AppendRequest."""
+    """The uid that the log must have; with another uid the call fails with LOG_REPLACED. Empty: any uid."""
     def __init__(
         self,
         *,
@@ -1269,7 +1290,7 @@ Global___WatchTailRequest: _TypeAlias = WatchTailRequest  # noqa: Y015
 
 @_typing.final
 class WatchTailsRequest(_message.Message):
-    """First all, then changes."""
+    """Watch the tails of many logs. All tails are sent first, and then the changes."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1278,16 +1299,16 @@ class WatchTailsRequest(_message.Message):
     INTERVAL_MS_FIELD_NUMBER: _builtins.int
     HEARTBEAT_MS_FIELD_NUMBER: _builtins.int
     interval_ms: _builtins.int
-    """At most one message per interval. Default 20."""
+    """The shortest time between two messages, in milliseconds. Default 20."""
     heartbeat_ms: _builtins.int
-    """No silence is longer. Default 5000."""
+    """The longest time between two messages, in milliseconds. Default 5000."""
     @_builtins.property
     def logs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """`namespace/log`: those that exist."""
+        """The watched logs by name, `namespace/log`. Names of missing logs are ignored."""
 
     @_builtins.property
     def prefixes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """`namespace/prefix`: those that begin so. An empty one: all logs."""
+        """The watched logs by the beginning of their name, `namespace/prefix`. An empty string watches all logs."""
 
     def __init__(
         self,
@@ -1314,7 +1335,7 @@ Global___WatchTailsRequest: _TypeAlias = WatchTailsRequest  # noqa: Y015
 
 @_typing.final
 class Tails(_message.Message):
-    """What has changed since the message before."""
+    """The changes since the previous message."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1323,14 +1344,14 @@ class Tails(_message.Message):
     IS_COMPLETE_FIELD_NUMBER: _builtins.int
     SERVERS_FIELD_NUMBER: _builtins.int
     is_complete: _builtins.bool
-    """All logs that this server answers for, with `servers` in place, were sent."""
+    """True: all logs that this server reports, given these `servers`, have been sent."""
     @_builtins.property
     def tails(self) -> _containers.RepeatedCompositeFieldContainer[Global___TailOfLog]:
-        """New ones, and those that have changed."""
+        """Tails that are new or have changed."""
 
     @_builtins.property
     def gone(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Deleted, or left to other servers."""
+        """Names of logs that were deleted, or that other servers report now."""
 
     @_builtins.property
     def servers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -1354,7 +1375,7 @@ Global___Tails: _TypeAlias = Tails  # noqa: Y015
 
 @_typing.final
 class TailOfLog(_message.Message):
-    """The tail of one log, as one server knows it. Of one uid neither head nor tail goes back."""
+    """A log's tail as one server knows it. While the uid stays the same, head and tail never decrease."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1372,19 +1393,21 @@ class TailOfLog(_message.Message):
     head: _builtins.int
     """The first offset that is kept."""
     tail: _builtins.int
-    """The next one to be given out."""
+    """The offset that the next record gets."""
     is_sealed: _builtins.bool
-    """None will be."""
+    """True: the log is sealed, and no record will follow the tail."""
     timestamp_us: _builtins.int
-    """Of the last record; 0 if there is none, or it takes a search."""
+    """The last record's time, in microseconds since 1970. 0: there is no record, or its time needs a search."""
     uid: _builtins.str
-    """As in LogTail."""
+    """The log's uid, as in LogTail."""
     is_exact: _builtins.bool
-    """False: acknowledged records may lie beyond the tail. Another server owns the log, or its owner died."""
+    """True: the owner reports the tail, or the log ends with a closed segment. False: acknowledged records may be beyond
+    the tail, since another server owns the log, or its owner died and the next owner has not found them yet.
+    """
     owner: _builtins.str
-    """Address; empty: nobody at present."""
+    """`host:port` of the owner. Empty: the log has no owner at present."""
     owner_epoch: _builtins.int
-    """Counts the owners."""
+    """Grows with each new owner. 0: the log has not had an owner yet."""
     def __init__(
         self,
         *,
@@ -1408,7 +1431,7 @@ Global___TailOfLog: _TypeAlias = TailOfLog  # noqa: Y015
 
 @_typing.final
 class FindOffsetRequest(_message.Message):
-    """Which offset is meant."""
+    """Ask for the offset of a position."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1418,9 +1441,9 @@ class FindOffsetRequest(_message.Message):
     log: _builtins.str
     """`namespace/log`."""
     position: _builtins.str
-    """As in ReadRequest."""
+    """The position, in the forms of `ReadRequest.start`."""
     uid: _builtins.str
-    """As in AppendRequest."""
+    """The uid that the log must have; with another uid the call fails with LOG_REPLACED. Empty: any uid."""
     def __init__(
         self,
         *,
@@ -1438,7 +1461,7 @@ Global___FindOffsetRequest: _TypeAlias = FindOffsetRequest  # noqa: Y015
 
 @_typing.final
 class FoundOffset(_message.Message):
-    """Between head and tail, both included."""
+    """The offset of a position. It is at least the head and at most the tail."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1447,13 +1470,13 @@ class FoundOffset(_message.Message):
     TAIL_FIELD_NUMBER: _builtins.int
     UID_FIELD_NUMBER: _builtins.int
     offset: _builtins.int
-    """Where a reader would start."""
+    """The offset at which a reader of this position starts."""
     head: _builtins.int
-    """The log's."""
+    """The log's head."""
     tail: _builtins.int
-    """The log's."""
+    """The log's tail."""
     uid: _builtins.str
-    """As in LogTail."""
+    """The log's uid, as in LogTail."""
     def __init__(
         self,
         *,
@@ -1474,7 +1497,7 @@ Global___FoundOffset: _TypeAlias = FoundOffset  # noqa: Y015
 class TruncateRequest(_message.Message):
     """--- Truncation, seal, writer epochs -------------------------------------------------------------
 
-    Idempotent.
+    Truncate a log. The request may be repeated.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1487,13 +1510,13 @@ class TruncateRequest(_message.Message):
     log: _builtins.str
     """`namespace/log`."""
     before: _builtins.str
-    """The first record that is kept; as in ReadRequest."""
+    """The position of the first record that is kept, in the forms of `ReadRequest.start`."""
     dry_run: _builtins.bool
-    """Only say what would be done."""
+    """True: only plan the truncation, and change nothing."""
     force_roll: _builtins.bool
-    """Start a new segment first, so that all bytes can be freed."""
+    """True: start a new segment first, so that records in the segment that is written can be freed, too."""
     uid: _builtins.str
-    """As in AppendRequest."""
+    """The uid that the log must have; with another uid the call fails with LOG_REPLACED. Empty: any uid."""
     def __init__(
         self,
         *,
@@ -1513,7 +1536,7 @@ Global___TruncateRequest: _TypeAlias = TruncateRequest  # noqa: Y015
 
 @_typing.final
 class TruncateAnswer(_message.Message):
-    """What was done, or would be."""
+    """The truncation that was made or planned. Only whole ledgers are deleted."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1525,22 +1548,24 @@ class TruncateAnswer(_message.Message):
     KEPT_BYTES_FIELD_NUMBER: _builtins.int
     GUARDS_FIELD_NUMBER: _builtins.int
     old_head: _builtins.int
-    """Before."""
+    """The head before the truncation."""
     new_head: _builtins.int
-    """After. Readers see it at once."""
+    """The head after the truncation. Readers see it immediately."""
     records: _builtins.int
-    """That can be read no more."""
+    """Number of records that are no longer readable."""
     freed_bytes: _builtins.int
-    """By deleting them."""
+    """Bytes that are freed with these segments."""
     kept_bytes: _builtins.int
-    """Below the head, but in a segment that holds others, too."""
+    """Bytes below the head that stay: their segment has later records, or no later segment has begun."""
     @_builtins.property
     def segments(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Whose ledgers are deleted."""
+        """Numbers of the segments whose ledgers are deleted."""
 
     @_builtins.property
     def guards(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Protected marks in the way; a dry run lists them, else it is refused: GUARDED."""
+        """Names of protected cursors below `before`, which prevent the truncation. Only a dry run lists them; without
+        `dry_run` the call fails with GUARDED.
+        """
 
     def __init__(
         self,
@@ -1563,7 +1588,7 @@ Global___TruncateAnswer: _TypeAlias = TruncateAnswer  # noqa: Y015
 
 @_typing.final
 class SealRequest(_message.Message):
-    """Repeated, it is answered alike."""
+    """End a log: it takes no more records. A repeated request gets the same response."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1574,12 +1599,12 @@ class SealRequest(_message.Message):
     log: _builtins.str
     """`namespace/log`."""
     block: _builtins.bytes
-    """The last records, atomically with the seal. Optional."""
+    """The last records, appended atomically with the seal. Absent: none."""
     uid: _builtins.str
-    """As in AppendRequest."""
+    """The uid that the log must have; with another uid the call fails with LOG_REPLACED. Empty: any uid."""
     @_builtins.property
     def condition(self) -> Global___Condition:
-        """What has to hold."""
+        """Conditions of the seal. Absent: none."""
 
     def __init__(
         self,
@@ -1601,13 +1626,13 @@ Global___SealRequest: _TypeAlias = SealRequest  # noqa: Y015
 
 @_typing.final
 class SealAnswer(_message.Message):
-    """The log has ended."""
+    """The log is sealed."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     TAIL_FIELD_NUMBER: _builtins.int
     tail: _builtins.int
-    """For ever."""
+    """The log's final tail."""
     def __init__(
         self,
         *,
@@ -1623,7 +1648,7 @@ Global___SealAnswer: _TypeAlias = SealAnswer  # noqa: Y015
 
 @_typing.final
 class AcquireWriterRequest(_message.Message):
-    """The next writer epoch."""
+    """Acquire the next writer epoch of a log."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1636,19 +1661,19 @@ class AcquireWriterRequest(_message.Message):
     log: _builtins.str
     """`namespace/log`."""
     holder: _builtins.str
-    """Shown to others: 1 to 255 characters."""
+    """The caller's name, which others are shown: 1 to 255 characters."""
     mode: Global___AcquireMode.ValueType
-    """If it is held."""
+    """The treatment of another holder of the writer epoch."""
     ttl_ms: _builtins.int
-    """Default 0: until it is released or stolen."""
+    """How long the epoch is held without a renewal, in milliseconds. Default 0: until it is released or stolen."""
     attempt: _builtins.str
-    """Drawn at random by the client, at most 64 bytes, for this one acquisition: a process that starts again draws
-    another. A holder who heard no answer and asks again by the same one is granted the same epoch, as long as nobody
-    else was given one since (then the request counts as a first one: a late STEAL fences); WRITER_FENCED if it was
-    released. Empty: each time another one.
+    """A random name of at most 64 bytes that the client draws for this acquisition. A restarted process draws another
+    name. A holder that got no response repeats the request with the same attempt, and is granted the same epoch. If
+    another holder was granted an epoch since, the request counts as a first request, so a late STEAL fences that
+    holder. If the epoch was released, the request fails with WRITER_FENCED. Empty: each request gets a new epoch.
     """
     uid: _builtins.str
-    """As in AppendRequest."""
+    """The uid that the log must have; with another uid the call fails with LOG_REPLACED. Empty: any uid."""
     def __init__(
         self,
         *,
@@ -1669,7 +1694,7 @@ Global___AcquireWriterRequest: _TypeAlias = AcquireWriterRequest  # noqa: Y015
 
 @_typing.final
 class WriterGrant(_message.Message):
-    """Whatever was acked under an older epoch lies below `fence_offset`, and nothing will be any more."""
+    """The granted epoch. No append of an older epoch is acknowledged any more."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1678,13 +1703,13 @@ class WriterGrant(_message.Message):
     HOLDER_FIELD_NUMBER: _builtins.int
     TTL_MS_FIELD_NUMBER: _builtins.int
     writer_epoch: _builtins.int
-    """To be named in conditions."""
+    """The granted writer epoch, for use in `Condition.writer_epoch`."""
     fence_offset: _builtins.int
-    """Replay up to here, and you know it all."""
+    """All acknowledged appends of older epochs are below this offset. A holder that has read up to it knows all of them."""
     holder: _builtins.str
-    """As shown."""
+    """The name of the holder."""
     ttl_ms: _builtins.int
-    """As granted."""
+    """How long the epoch is held without a renewal, in milliseconds. 0: until it is released or stolen."""
     def __init__(
         self,
         *,
@@ -1703,7 +1728,7 @@ Global___WriterGrant: _TypeAlias = WriterGrant  # noqa: Y015
 
 @_typing.final
 class RenewWriterRequest(_message.Message):
-    """From now on for its time to live."""
+    """Extend a writer epoch: its time to live starts again from now."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1713,9 +1738,9 @@ class RenewWriterRequest(_message.Message):
     log: _builtins.str
     """`namespace/log`."""
     writer_epoch: _builtins.int
-    """As granted."""
+    """The granted writer epoch."""
     uid: _builtins.str
-    """As in AppendRequest."""
+    """The uid that the log must have; with another uid the call fails with LOG_REPLACED. Empty: any uid."""
     def __init__(
         self,
         *,
@@ -1733,7 +1758,7 @@ Global___RenewWriterRequest: _TypeAlias = RenewWriterRequest  # noqa: Y015
 
 @_typing.final
 class BeginProducerRequest(_message.Message):
-    """The next epoch of a producer that keeps its id over restarts. Asked again, it is a further epoch."""
+    """Begin the next epoch of a producer that keeps its id over restarts. A repeated request begins a further epoch."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1743,9 +1768,9 @@ class BeginProducerRequest(_message.Message):
     log: _builtins.str
     """`namespace/log`."""
     producer: _builtins.bytes
-    """The producer's id: 1 to 64 bytes."""
+    """The producer's id, of 1 to 64 bytes."""
     uid: _builtins.str
-    """As in AppendRequest."""
+    """The uid that the log must have; with another uid the call fails with LOG_REPLACED. Empty: any uid."""
     def __init__(
         self,
         *,
@@ -1763,7 +1788,7 @@ Global___BeginProducerRequest: _TypeAlias = BeginProducerRequest  # noqa: Y015
 
 @_typing.final
 class ProducerProgress(_message.Message):
-    """How far a producer has come when its epoch begins. Its next batch has number 0."""
+    """A producer's progress when its epoch begins. The first batch of the epoch has number 0."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1771,11 +1796,13 @@ class ProducerProgress(_message.Message):
     RECORDS_FIELD_NUMBER: _builtins.int
     LAST_OFFSET_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
-    """For ProducerRef. What bears an older one is refused with PRODUCER_FENCED."""
+    """The new epoch, for use in `ProducerRef.epoch`. Batches of an older epoch fail with PRODUCER_FENCED."""
     records: _builtins.int
-    """That it has appended, in all its epochs. Absent: the log does not know, since a server that does not count had it."""
+    """Number of records that the producer has appended in all its epochs. Absent: not known, since a server of an
+    earlier release, which does not count them, owned the log.
+    """
     last_offset: _builtins.int
-    """Of the last one. Absent: there is none."""
+    """The offset of the producer's last record. Absent: there is no record."""
     def __init__(
         self,
         *,
@@ -1800,7 +1827,7 @@ Global___ProducerProgress: _TypeAlias = ProducerProgress  # noqa: Y015
 
 @_typing.final
 class ReleaseWriterRequest(_message.Message):
-    """Idempotent."""
+    """Release a writer epoch. The request may be repeated."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1810,9 +1837,9 @@ class ReleaseWriterRequest(_message.Message):
     log: _builtins.str
     """`namespace/log`."""
     writer_epoch: _builtins.int
-    """As granted."""
+    """The granted writer epoch."""
     uid: _builtins.str
-    """As in AppendRequest."""
+    """The uid that the log must have; with another uid the call fails with LOG_REPLACED. Empty: any uid."""
     def __init__(
         self,
         *,

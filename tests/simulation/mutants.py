@@ -1,15 +1,24 @@
-"""Planted bugs: what the simulator must find, or else its silence about our own code means nothing.
+"""Planted bugs that the simulator must find. If it missed them, its silence about our code would prove nothing.
 
-Each mutant is the toy protocol with one rule broken, a bookie with a flaw (`worlds/bookie/flaws.py`),
-a ledger client with one (`worlds/ledger/flaws.py`), a log service with one (`worlds/logs/flaws.py`) or recovery with one
-(`worlds/cluster/flaws.py`), and is searched for with fresh seeds. One of them is no bug: `LacFenceOnOne`. Entries are confirmed in order, and so the fencing reads alone keep
-the promise. Let recovery close at L. Entry L+1 was denied by `absence` fenced members of its write
-set; each of them had no durable copy of it then and accepts no ordinary add ever after. So at most
-`ack` - 1 bookies of the ensemble that the writer uses can ever tell it that they have L+1, and since
-the mark the writer cannot change that ensemble. L+1 is never confirmed, nor then is what is behind
-it. A LAC that is too low only makes recovery read more. Asking all bookies for the LAC is still
-worth it: fewer entries to read, and the writer learns sooner. The model visits every interleaving of
-a small world to check this argument, and falls as it should when reads do not fence.
+Each mutant is searched for with fresh seeds. There are five kinds:
+
+    the toy protocol with one rule broken        this module
+    a bookie with a flaw                         `worlds/bookie/flaws.py`
+    a ledger client with a flaw                  `worlds/ledger/flaws.py`
+    a log service with a flaw                    `worlds/logs/flaws.py`
+    recovery with a flaw                         `worlds/cluster/flaws.py`
+
+The mutant `LacFenceOnOne` is not a bug: the promise also holds if recovery asks only one bookie for the LAC. Entries
+are confirmed in order, so the fencing reads alone are enough. Proof:
+
+Let recovery close the ledger at entry L. Then `absence` fenced members of the write set of entry L+1 have reported
+that they do not have that entry. Each of them had no durable copy at that time, and accepts no ordinary add afterwards.
+So at most `ack` - 1 bookies of the writer's ensemble can ever acknowledge L+1, and the writer cannot change the
+ensemble after recovery has marked the ledger. Therefore neither L+1 nor any later entry is ever confirmed.
+
+A LAC that is too low only makes recovery read more entries. Asking all bookies for the LAC is still worth it: recovery
+reads fewer entries, and the writer learns of the recovery sooner. The model checks this argument: it visits every
+interleaving of a small world, and finds a violation if the reads do not fence, as it should.
 """
 
 import asyncio
