@@ -140,7 +140,7 @@ class CatalogFiles:
         self._disk = disk
         self._directories = directories
         self._randomness = randomness
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self._current = _Generation(0)
         self._next: _Generation | None = None  # The generation that is being written, if any.
         self._writing: asyncio.Task[None] | None = None
@@ -296,7 +296,7 @@ class CatalogFiles:
 
         Raises any `OSError` except EIO, which counts as damage.
         """
-        async with self._turn:
+        async with self._lock:
             generation = self._current
             end, following = generation.bytes, generation.files[0][1].next_sequence
         damaged = [
@@ -352,7 +352,7 @@ class CatalogFiles:
         outcome is unknown; then this process must end. If it is cancelled, the outcome is unknown,
         too.
         """
-        async with self._turn:
+        async with self._lock:
             if self._failure:
                 raise _unwritten(self._failure) from self._failure
             body = b"".join(make())
@@ -361,7 +361,7 @@ class CatalogFiles:
             await self._current.reserve(len(body))
             try:
                 await self._current.append(body)
-                await self._tell_next(body)
+                await self._append_to_next(body)
                 for _ in self.catalog.applying(body):
                     await self.give_way()
             except BaseException as error:
@@ -385,7 +385,7 @@ class CatalogFiles:
         if isinstance(error, Exception):
             self._has_failed.set()
 
-    async def _tell_next(self, body: bytes) -> None:
+    async def _append_to_next(self, body: bytes) -> None:
         new = self._next
         if new and not new.failure:
             try:
@@ -400,7 +400,7 @@ class CatalogFiles:
         parts = self.catalog.pack_all()
         try:
             while self._current is former:
-                async with self._turn:
+                async with self._lock:
                     try:
                         await self._write_part(new, parts)
                     except OSError as error:

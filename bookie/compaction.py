@@ -124,7 +124,7 @@ class Compactor:
             ),
             clock.monotonic_ns(),
         )
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self._running: CompactionKind | None = None
         self._is_closing = False
         self._ended_ms = {"minor": 0, "major": 0}
@@ -165,7 +165,7 @@ class Compactor:
     async def close(self) -> None:
         """Ends the running compaction within a step, even if an operator started it."""
         self._is_closing = True
-        async with self._turn:
+        async with self._lock:
             pass
 
     # --- Runs ---------------------------------------------------------------------------------
@@ -183,7 +183,7 @@ class Compactor:
         Raises `CompactionStopped`, `BookieFailed`, and `OSError` if the disk has no room for it.
         """
         kind = self.schedule.major if major else self.schedule.minor
-        async with self._turn:
+        async with self._lock:
             self._running = kind
             try:
                 self._check()
@@ -204,7 +204,7 @@ class Compactor:
 
     async def remove_empty(self) -> None:
         """Removes logs without live entries. Raises `OSError`."""
-        async with self._turn:
+        async with self._lock:
             await self._remove_empty()
 
     async def _remove_empty(self) -> None:

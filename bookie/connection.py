@@ -72,7 +72,7 @@ class Connection(asyncio.BufferedProtocol):
         self._later: deque[Sequence[Buffer]] = deque()
         self._out_bytes = 0  # Bytes in `_out` and `_later`.
         self._is_writing = False  # Whether the rest will be written in a later turn.
-        self._line = shared.writers  # The queue in which the next write waits.
+        self._write_queue = shared.writers  # The queue in which the next write waits.
         self._read_size = ReadSize(self._account)
         self._is_clogged = False  # The client does not read its responses.
         # The connection answers the requests that it has received, then closes.
@@ -199,7 +199,7 @@ class Connection(asyncio.BufferedProtocol):
                     asks = True
                     answered += self._on_call(item, now_ns)
             if self._adds:
-                shared.polls.tell_first()
+                shared.polls.answer_first()
             if answered:
                 elapsed_ns = shared.clock.monotonic_ns() - now_ns
                 shared.stats.requests["read"].observe(elapsed_ns, answered)
@@ -235,7 +235,7 @@ class Connection(asyncio.BufferedProtocol):
             size, count = adds.end - adds.start, sum([len(group.entry_ids) for group in groups])
             self._adds.append(_Accepted(groups, count, size, now_ns))
             self._account.take(size)
-            shared.turn.on_adds(now_ns)
+            shared.loop_budget.on_adds(now_ns)
             shared.stats.chunk_entries.observe(count)
         if len(groups) < len(adds.groups):
             for group, refusal in zip(adds.groups, refusals, strict=True):
@@ -266,10 +266,10 @@ class Connection(asyncio.BufferedProtocol):
     def _on_call(self, call: ReceivedRequest, now_ns: int) -> int:
         """Answers or queues the call; returns how many reads were answered now."""
         shared, request, asked = self._shared, call.request, QueuedRequest(call, now_ns)
-        if not self._is_behind and not shared.turn.is_over:
+        if not self._is_behind and not shared.loop_budget.is_over:
             reply = shared.answers.at_once(request)
             if reply is not None:
-                shared.turn.spend(self._answer(call, reply))
+                shared.loop_budget.spend(self._answer(call, reply))
                 if type(request) is EntryRead and request.previous_lac is None:
                     return 1
                 self._count(asked, reply)
@@ -302,14 +302,16 @@ class Connection(asyncio.BufferedProtocol):
             logger.error("request_crashed", exc_info=True)
 
     def _end_poll(self, asked: QueuedRequest, news_ms: int | None, at_once: bool) -> None:
-        turn, reply = self._shared.turn, None
-        if not self._is_behind and (turn.check_time() or (at_once and not turn.is_over)):
+        loop_budget, reply = self._shared.loop_budget, None
+        if not self._is_behind and (
+            loop_budget.check_time() or (at_once and not loop_budget.is_over)
+        ):
             reply = self._shared.answers.at_once(asked.call.request, news_ms)
         if reply is None:
             self._enqueue(asked._replace(news_ms=news_ms))
         else:
             self._count(asked, reply)
-            turn.spend(self._answer(asked.call, reply))
+            loop_budget.spend(self._answer(asked.call, reply))
             self._flush()
 
     # --- Requests that have to wait -------------------------------------------------------------
@@ -341,7 +343,7 @@ class Connection(asyncio.BufferedProtocol):
             reply = await self._reply_to(asked)
             self._count(asked, reply)
             size = self._answer(asked.call, reply)
-            self._shared.turn.spend(min(size, self._shared.turn.step_bytes))
+            self._shared.loop_budget.spend(min(size, self._shared.loop_budget.step_bytes))
             self._flush()
         except Exception:  # A bug: the connection closes, because a request has no answer.
             self.hang_up("crashed")
@@ -402,7 +404,7 @@ class Connection(asyncio.BufferedProtocol):
         elif not (self._is_writing or self._is_clogged):
             size = self._write_some()
             if self._out:
-                self._write_more(self._shared.turn.step_bytes - size)
+                self._write_more(self._shared.loop_budget.step_bytes - size)
         self._count_unread()
 
     def _write_more(self, room: int) -> None:
@@ -413,24 +415,24 @@ class Connection(asyncio.BufferedProtocol):
     def _go_on_soon(self) -> None:
         if self._out and not self._is_clogged and not self._is_writing:
             self._is_writing = True
-            self._line.join(self._go_on)
+            self._write_queue.join(self._go_on)
 
     def _go_on(self) -> None:
         self._is_writing = False
         if not self._is_gone:
             size = self._out_bytes
             self._flush()
-            self._shared.turn.spend(size - self._out_bytes)
+            self._shared.loop_budget.spend(size - self._out_bytes)
             self._balance()
 
     def _hurry(self) -> None:
         """Moves the current write to the hurried queue, because acks wait for its end."""
         hurried = self._shared.hurried
-        if self._line is not hurried:
+        if self._write_queue is not hurried:
             if self._is_writing:
-                self._line.leave(self._go_on)
+                self._write_queue.leave(self._go_on)
                 hurried.join(self._go_on)
-            self._line = hurried
+            self._write_queue = hurried
 
     def _drop_answers(self) -> None:
         self._out.clear()
@@ -451,7 +453,7 @@ class Connection(asyncio.BufferedProtocol):
             taken.append(data)
             size += len(data)
         if not self._out:
-            self._line = self._shared.writers
+            self._write_queue = self._shared.writers
             if self._later:
                 self._out += self._later.popleft()
         self._out_bytes -= size

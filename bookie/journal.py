@@ -131,7 +131,7 @@ class Journal:
         # Whether bytes were written without a sync, for requests that asked for none.
         self._has_unsynced = False
         # Whether bytes were written that no record calls durable yet.
-        self._has_unsaid = False
+        self._needs_idle_record = False
         self._is_silent = False  # Whether there are such bytes, and no add has come for a while.
         self._silence_timer: asyncio.TimerHandle | None = None
         self._idle_ns = config.idle_after_ms * 1_000_000
@@ -232,8 +232,8 @@ class Journal:
             while not self._is_closed:
                 if self._waiting:
                     await self._write_waiting()
-                elif self._is_silent or (self._is_closing and self._has_unsaid):
-                    await self._say_what_is_durable()
+                elif self._is_silent or (self._is_closing and self._needs_idle_record):
+                    await self._write_idle_record()
                 elif self._is_closing:
                     self._is_closed = True
                 else:
@@ -257,14 +257,14 @@ class Journal:
     async def _wait_for_work(self) -> None:
         """Waits until items arrive or none has arrived for a while. One timer serves many writes,
         because setting a timer costs as much as packing a lone add."""
-        self._expect_silence_if_unsaid()
+        self._expect_silence_if_needed()
         self._work = asyncio.get_running_loop().create_future()
         await self._work
         if self._failed_at_once:
             raise self._failed_at_once
 
-    def _expect_silence_if_unsaid(self) -> None:
-        if self._has_unsaid and self._silence_timer is None:
+    def _expect_silence_if_needed(self) -> None:
+        if self._needs_idle_record and self._silence_timer is None:
             self._expect_silence(self._idle_ns)
 
     def _expect_silence(self, delay_ns: int) -> None:
@@ -280,15 +280,15 @@ class Journal:
             self._is_silent = True
             self._wake()
 
-    async def _say_what_is_durable(self) -> None:
+    async def _write_idle_record(self) -> None:
         """Writes the record that tells rot from a torn tail (B3)."""
-        if self._has_unsaid:
+        if self._needs_idle_record:
             # The sync comes first, because the record must not claim that its own bytes are
             # durable.
             if self._has_unsynced:
                 await self._sync()
             await self._write(self.active.packer.pack_empty(RecordKind.IDLE))
-            self._has_unsaid = False
+            self._needs_idle_record = False
         self._is_silent = False
 
     async def _write_waiting(self) -> None:
@@ -309,7 +309,7 @@ class Journal:
         self.queued_bytes -= size
         try:
             # Callers are answered before readers find the entries; no other code runs in between.
-            _tell(batch)
+            _notify(batch)
         finally:
             if write:
                 self._on_found(write)
@@ -317,7 +317,7 @@ class Journal:
     def _on_found(self, write: Write) -> None:
         """Lets readers find the written entries."""
         self._on_written(self.active, write)
-        self._has_unsaid, self._is_silent = True, False
+        self._needs_idle_record, self._is_silent = True, False
         self._written_ns = self._clock.monotonic_ns()
 
     def _write_at_once(self) -> bool:
@@ -354,7 +354,7 @@ class Journal:
             self._failed_at_once = error
             self._wake()  # The call has no effect if the callback has woken the writing task.
         else:
-            self._expect_silence_if_unsaid()
+            self._expect_silence_if_needed()
         return True
 
     def _take(self) -> tuple[list[PendingWrite], int]:
@@ -423,7 +423,7 @@ class Journal:
         if self._has_unsynced:
             await self._sync()
         await self._write(self.active.packer.pack_empty(RecordKind.END))
-        self._has_unsaid = False
+        self._needs_idle_record = False
 
     def _begin(self, records: RecordFile, next_sequence: int) -> JournalFile:
         packer = RecordPacker(
@@ -480,10 +480,10 @@ class Journal:
         self._waiting.clear()
         self._writing = []
         self.queued_bytes = 0
-        _tell(lost, error)
+        _notify(lost, error)
 
 
-def _tell(batch: Sequence[PendingWrite], cause: BaseException | None = None) -> None:
+def _notify(batch: Sequence[PendingWrite], cause: BaseException | None = None) -> None:
     """Calls each callback once, even if it has several of the items.
 
     If a callback raises an error, the error is raised again after the last callback was called.

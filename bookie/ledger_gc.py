@@ -60,7 +60,7 @@ class Garbage:
             config.gc_brake_share,
         )
         self._events = EventBudget()
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self._outcome = "" if census else "off"
         self._reason = ""
         self._ended_ms = 0
@@ -75,7 +75,7 @@ class Garbage:
     def state(self) -> GarbageState:
         suspects = self._suspects
         return GarbageState(
-            self._turn.locked(),
+            self._lock.locked(),
             self._outcome,
             self._reason,
             self._ended_ms,
@@ -92,7 +92,7 @@ class Garbage:
         are. A failed scan is recorded in the state. Raises `OSError` if the disk is full,
         `BookieFailed`.
         """
-        async with self._turn:
+        async with self._lock:
             began_ns = self._clock.monotonic_ns()
             if self._census:
                 try:

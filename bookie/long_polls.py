@@ -107,17 +107,17 @@ class LongPolls:
             if is_gone or self._has_news(ledger_id, parked.previous_lac, parked.piggyback):
                 self.forget(parked)
                 if not self._woken:
-                    asyncio.get_running_loop().call_soon(self._tell_all)
+                    asyncio.get_running_loop().call_soon(self._answer_all)
                 self._woken.append((parked, news_ms))
 
-    def tell_first(self) -> None:
+    def answer_first(self) -> None:
         """Answers the first few woken polls before the adds that woke them are written, because a
         lone reader would otherwise spend most of its wait on the sync of these adds."""
         for _ in range(min(len(self._woken), _ANSWERED_FIRST)):
             parked, news_ms = self._woken.popleft()
             parked.wake(news_ms, at_once=True)
 
-    def _tell_all(self) -> None:
+    def _answer_all(self) -> None:
         while self._woken:
             parked, news_ms = self._woken.popleft()
             parked.wake(news_ms)

@@ -42,7 +42,7 @@ class LoopBudget:
         # The number of turns that were left to adds since the last step for readers.
         self._turns_given = 0
         self._is_giving = False
-        self._line = asyncio.Lock()  # A fair lock: first come, first served.
+        self._lock = asyncio.Lock()  # A fair lock: first come, first served.
         self.lanes_waiting = 0
 
     def on_adds(self, now_ns: int) -> None:
@@ -59,7 +59,7 @@ class LoopBudget:
 
     async def come(self) -> int:
         """Waits until there is time for a step. Returns how many bytes the step may take."""
-        async with self._line:
+        async with self._lock:
             while not self.check_time():  # noqa: ASYNC110  An event would be noticed a turn later.
                 await asyncio.sleep(0)
         return self.step_bytes
@@ -108,8 +108,8 @@ class StepQueue:
     Together they count as one waiter for a turn.
     """
 
-    def __init__(self, turn: LoopBudget) -> None:
-        self._turn = turn
+    def __init__(self, loop_budget: LoopBudget) -> None:
+        self._loop_budget = loop_budget
         self._waiting: dict[Callable[[], None], None] = {}
         self._is_looking = False  # A callback waits for a turn that has time.
 
@@ -134,7 +134,7 @@ class StepQueue:
         # The next check is scheduled before the writes below use up this turn's budget. It then
         # runs before the budget is reset, so the next turn is left to other work, if there is any.
         self._look_soon()
-        while self._waiting and self._turn.check_time():
+        while self._waiting and self._loop_budget.check_time():
             go_on = next(iter(self._waiting))
             del self._waiting[go_on]
             go_on()

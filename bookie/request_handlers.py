@@ -76,11 +76,11 @@ _BATCH_STEP_ENTRIES: Final = 512  # The maximum per step; after a step, other wo
 
 class Answers:
     def __init__(
-        self, storage: Storage, turn: LoopBudget, frame_bytes_max: int, identity: bytes
+        self, storage: Storage, loop_budget: LoopBudget, frame_bytes_max: int, identity: bytes
     ) -> None:
         self._storage = storage
         self._identity = identity
-        self._turn = turn
+        self._loop_budget = loop_budget
         # The size of a batch as Java counts it, in both versions; in version 3 the fields may add a
         # few bytes.
         self._batch_bytes_max = frame_bytes_max - BATCH_READ_REPLY_HEAD_BYTES
@@ -114,7 +114,7 @@ class Answers:
                 return await self._piggyback(request, news_ms)
             return await self._answer(request, making)
         except RollbookError as error:
-            return refusal_of(request, said(error))
+            return refusal_of(request, reported_error(error))
         except OSError as error:
             logger.error("request_failed", request=type(request).__name__, reason=str(error))
             return refusal_of(request, BookieFailed)
@@ -223,7 +223,7 @@ class Answers:
             steps += 1
             if steps % _BATCH_STEPS_IN_A_ROW == 0:
                 await asyncio.sleep(0)
-            turn_bytes = await self._turn.come()
+            turn_bytes = await self._loop_budget.come()
             step_bytes = min(room, turn_bytes, max(making.room, _BATCH_STEP_BYTES_MIN))
             # Ends the batch early to leave memory to others.
             if pieces and not making.may_grow:
@@ -251,7 +251,7 @@ class Answers:
                 size -= _packed_bytes(run.pop())
             pieces.append(piece[:size])
             making.grow(size)
-            self._turn.spend(size)
+            self._loop_budget.spend(size)
             if len(run) < found:
                 break
             room -= size
@@ -283,13 +283,13 @@ class Answers:
         try:
             packet = self._storage.lac_packet(read.ledger_id)
         except RollbookError as error:
-            failure = said(error)
+            failure = reported_error(error)
         try:
             last_entry = await self._storage.read_last(read.ledger_id)
         except (NoSuchEntry, NoSuchLedger):
             pass
         except RollbookError as error:
-            failure = said(error)
+            failure = reported_error(error)
         if failure is None and packet is None and last_entry is None:
             failure = NoSuchEntry
         return ReadLacReply(failure, read.ledger_id, packet, last_entry)
@@ -321,7 +321,7 @@ def _is_sound(read: EntryRead) -> bool:
     return not read.piggyback or (read.previous_lac is not None and read.entry_id == NO_ENTRY)
 
 
-def said(error: RollbookError) -> type[RollbookError]:
+def reported_error(error: RollbookError) -> type[RollbookError]:
     """Returns the error that a bookie reports: an error without a code on the wire counts as a
     failure of the bookie."""
     kind = type(error)

@@ -55,10 +55,10 @@ class Queue:
 
 class Lane:
     def __init__(
-        self, tasks_max: int, turn: LoopBudget, on_crash: Callable[[BaseException], None]
+        self, tasks_max: int, loop_budget: LoopBudget, on_crash: Callable[[BaseException], None]
     ) -> None:
         self._tasks_max = tasks_max
-        self._turn = turn
+        self._loop_budget = loop_budget
         self._on_crash = on_crash
         self._ready: dict[Queue, None] = {}
         self._tasks: dict[asyncio.Task[None], None] = {}
@@ -99,8 +99,8 @@ class Lane:
     async def _work(self) -> None:
         self._has_newcomer = False
         while self._ready:
-            has_time = self._turn.check_time()
-            if not has_time or (self._has_begun and self._turn.lanes_waiting):
+            has_time = self._loop_budget.check_time()
+            if not has_time or (self._has_begun and self._loop_budget.lanes_waiting):
                 if self._has_waiter:
                     return
                 # The lane that ended a turn would also run first in the next turn, which is for
@@ -127,9 +127,9 @@ class Lane:
 
     async def _wait(self) -> None:
         self._has_waiter = True
-        self._turn.lanes_waiting += 1
+        self._loop_budget.lanes_waiting += 1
         try:
             await asyncio.sleep(0)
         finally:
             self._has_waiter = False
-            self._turn.lanes_waiting -= 1
+            self._loop_budget.lanes_waiting -= 1

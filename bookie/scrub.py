@@ -75,7 +75,7 @@ class Scrubber:
         self._clock = clock
         self._pace = Pace(config.scrub_bytes_per_s)
         self._damaged = damaged  # Logs with damage, which the compactor rewrites.
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self._may_run = asyncio.Event()
         self._may_run.set()
         self._is_closing = False
@@ -86,7 +86,7 @@ class Scrubber:
     def state(self) -> ScrubState:
         scrubbed = self._storage.catalog.scrubbed
         return ScrubState(
-            self._turn.locked(),
+            self._lock.locked(),
             not self._may_run.is_set(),
             scrubbed,
             len(self._left()),
@@ -106,7 +106,7 @@ class Scrubber:
         """Ends the running round within a step."""
         self._is_closing = True
         self._may_run.set()
-        async with self._turn:
+        async with self._lock:
             pass
 
     # --- Rounds -------------------------------------------------------------------------------
@@ -114,7 +114,7 @@ class Scrubber:
     async def scrub(self) -> ScrubState:
         """Verifies logs until the round ends. Raises `OSError` if the disk cannot be read or is
         full."""
-        async with self._turn:
+        async with self._lock:
             try:
                 while left := self._left():
                     await self._scrub_log(left[0])

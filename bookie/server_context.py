@@ -58,7 +58,7 @@ class ServerContext:
     answers: Answers
     polls: LongPolls
     pool: Pool
-    turn: LoopBudget
+    loop_budget: LoopBudget
     ordinary: Lane
     urgent: Lane
     writers: StepQueue  # Connections that write a response in several turns.

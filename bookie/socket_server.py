@@ -62,13 +62,13 @@ class BookieServer:
             floor=config.connection_bytes_floor,
             ceiling=config.connection_bytes_max,
         )
-        turn = LoopBudget(clock, lambda: storage.is_about_to_write)
+        loop_budget = LoopBudget(clock, lambda: storage.is_about_to_write)
         self._shared = ServerContext(
             storage=storage,
             config=config,
             clock=clock,
             stats=stats,
-            answers=Answers(storage, turn, config.frame_bytes_max, identity),
+            answers=Answers(storage, loop_budget, config.frame_bytes_max, identity),
             polls=LongPolls(
                 storage,
                 clock,
@@ -76,11 +76,11 @@ class BookieServer:
                 wait_s_max=config.long_poll_s_max,
             ),
             pool=pool,
-            turn=turn,
-            ordinary=Lane(config.reads_max, turn, self._on_crash),
-            urgent=Lane(config.reads_max, turn, self._on_crash),
-            writers=StepQueue(turn),
-            hurried=StepQueue(turn),
+            loop_budget=loop_budget,
+            ordinary=Lane(config.reads_max, loop_budget, self._on_crash),
+            urgent=Lane(config.reads_max, loop_budget, self._on_crash),
+            writers=StepQueue(loop_budget),
+            hurried=StepQueue(loop_budget),
             buffer=memoryview(bytearray(CHUNK_BYTES_MAX)),
             unfinished=Deadlines(self._frame_timeout_ns),
             kept_waiting=Deadlines(int(config.unread_timeout_s * 1e9)),

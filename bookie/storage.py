@@ -307,7 +307,7 @@ class Storage:
         if self.quiet:
             self.quiet.pop(group.ledger_id, None)
         if ledger.on_lac(group.lacs[-1]) and self.lac_watchers:
-            self._tell_lac_watcher(group.ledger_id)
+            self._notify_lac_watcher(group.ledger_id)
         return None
 
     def _submit(self, adds: Adds, groups: Sequence[AddGroup], on_done: OnDone) -> None:
@@ -341,7 +341,7 @@ class Storage:
                     file.index.add_group(group.ledger_id, lac, group.entry_ids, positions, lengths)
                     entries += len(group.entry_ids)
                     if ledger.on_durable_lac(lac) and self.lac_watchers:
-                        self._tell_lac_watcher(group.ledger_id)
+                        self._notify_lac_watcher(group.ledger_id)
                     if ledger.facts.ledger_key is None:
                         self._set_facts(ledger, ledger.facts.with_key(group.ledger_key))
             entry_bytes += file.index.entry_bytes - bytes_before
@@ -353,18 +353,18 @@ class Storage:
             logger.info("ledger_fenced", ledger_id=control.ledger_id)
         self._set_facts(ledger, control.applied_to(ledger.facts, file.number))
         if control.operation is ControlOperation.LAC and ledger.on_durable_lac(control.number):
-            self._tell_lac_watcher(control.ledger_id)
+            self._notify_lac_watcher(control.ledger_id)
         if control.operation in (ControlOperation.DELETE, ControlOperation.DROP):
             for each in self._files():
                 each.index.drop(control.ledger_id)
         if control.operation is ControlOperation.DELETE:
             file.deleted[control.ledger_id] = None
-            self._tell_lac_watcher(control.ledger_id)
+            self._notify_lac_watcher(control.ledger_id)
         if control.operation is ControlOperation.DROP:
             self.catalog.drop(control.ledger_id, file.number)
             self._reading.moves += 1
 
-    def _tell_lac_watcher(self, ledger_id: int) -> None:
+    def _notify_lac_watcher(self, ledger_id: int) -> None:
         if on_risen := self.lac_watchers.get(ledger_id):
             on_risen(ledger_id)
 

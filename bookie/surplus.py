@@ -83,7 +83,7 @@ class Surplus:
         self._copies = SurplusCopies(int(interval_s * 1e9), session_timeout_s, storage.quiet)
         self._pace = Pace(_READS_PER_S)
         self._events = EventBudget()
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self._outcome = ""
         self._reason = ""
         self._ended_ms = 0
@@ -99,7 +99,7 @@ class Surplus:
     @property
     def state(self) -> SurplusState:
         return SurplusState(
-            is_running=self._turn.locked(),
+            is_running=self._lock.locked(),
             outcome=self._outcome,
             reason=self._reason,
             ended_ms=self._ended_ms,
@@ -116,7 +116,7 @@ class Surplus:
         A failed look is recorded in the state. Raises `OSError` if the disk is full,
         `BookieFailed`.
         """
-        async with self._turn:
+        async with self._lock:
             try:
                 await self._look()
                 self._outcome, self._reason = "done", ""

@@ -244,7 +244,7 @@ class BookieClient(asyncio.BufferedProtocol):
         version: int,
         config: ClientConfig,
         txn_ids: Iterator[int],
-        turn: TickFlush,
+        tick_flush: TickFlush,
         buffer: memoryview,
         on_lost: Callable[["BookieClient", RollbookError], None],
     ) -> None:
@@ -257,7 +257,7 @@ class BookieClient(asyncio.BufferedProtocol):
         self._calls_max = config.calls_max
         self._left_bytes_max = config.call_bytes_max
         self._txn_ids = txn_ids
-        self._turn = turn
+        self._tick_flush = tick_flush
         self._buffer = buffer
         self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
@@ -450,7 +450,7 @@ class BookieClient(asyncio.BufferedProtocol):
         large pieces. Adds of several ledgers in one turn are sent together, or after each 32nd
         request."""
         data = frames if isinstance(frames, bytes) else b"".join(frames)
-        is_alone = not (self._will_flush or self._turn.is_shared)
+        is_alone = not (self._will_flush or self._tick_flush.is_shared)
         self._flush_soon()
         is_free = not self._is_clogged and self._outbox.is_empty
         if is_free and len(data) <= CHUNK_BYTES_MAX - self._gathered_bytes:
@@ -485,7 +485,7 @@ class BookieClient(asyncio.BufferedProtocol):
     def _flush_soon(self) -> None:
         if not self._will_flush:
             self._will_flush = True
-            self._turn.write_out(self._flush)
+            self._tick_flush.write_out(self._flush)
 
     def _flush(self) -> None:
         self._will_flush = False

@@ -80,7 +80,7 @@ class Bookies:
         self.ticker: Final = SharedTimer(self.tick_s)
         rest_s = config.explicit_lac_idle_ms / 1000
         self.rests: Final = SharedTimer(rest_s, _SHARES_OF_RESTS, share_s_max=_SHARE_OF_RESTS_S_MAX)
-        self.turn: Final = TickFlush()
+        self.tick_flush: Final = TickFlush()
         self._watcher = watcher
         self._config = config
         self._health = health
@@ -95,7 +95,7 @@ class Bookies:
             config,
             health,
             self.txn_ids,
-            self.turn,
+            self.tick_flush,
             buffer,
             address_of=self._address,
             names_itself=lambda bookie: self.has_extension(bookie, IDENTITY),
@@ -290,7 +290,7 @@ class _Shared:
     config: ClientConfig
     health: Health
     txn_ids: Iterator[int]
-    turn: TickFlush
+    tick_flush: TickFlush
     buffer: memoryview
     address_of: Callable[[BookieId], Address | None]
     names_itself: Callable[[BookieId], bool]
@@ -428,7 +428,7 @@ class Link:
             self._version,
             shared.config,
             shared.txn_ids,
-            turn=shared.turn,
+            tick_flush=shared.tick_flush,
             buffer=shared.buffer,
             on_lost=self._on_lost,
         )

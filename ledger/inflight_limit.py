@@ -37,36 +37,36 @@ class Capacity:
         Raises `TimeoutError` at the loop's time `due`, or the error passed to `fail`. After a
         cancellation or an error, no room is taken.
         """
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._queue[turn] = size
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._queue[waiter] = size
         try:
             async with asyncio.timeout_at(due):
-                await turn
+                await waiter
         except BaseException:
-            if turn.done() and not turn.cancelled() and turn.exception() is None:
+            if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
                 self.give(size)  # The room was given just before the cancellation.
             else:
-                self._queue.pop(turn, None)
+                self._queue.pop(waiter, None)
             raise
 
     def give(self, size: int) -> None:
         self._count -= 1
         self._bytes -= size
         while self._queue:
-            turn, wanted = next(iter(self._queue.items()))
-            if not turn.done() and not self._has_room(wanted):
+            waiter, wanted = next(iter(self._queue.items()))
+            if not waiter.done() and not self._has_room(wanted):
                 break
-            del self._queue[turn]
-            if not turn.done():  # A waiter that was cancelled gets no room.
+            del self._queue[waiter]
+            if not waiter.done():  # A waiter that was cancelled gets no room.
                 self._count += 1
                 self._bytes += wanted
-                turn.set_result(None)
+                waiter.set_result(None)
 
     def fail(self, error: RollbookError) -> None:
         """Ends all waits with this error, because there will be no more room."""
-        for turn in self._queue:
-            if not turn.done():
-                turn.set_exception(error)
+        for waiter in self._queue:
+            if not waiter.done():
+                waiter.set_exception(error)
         self._queue.clear()
 
     def _has_room(self, size: int) -> bool:

@@ -99,7 +99,7 @@ class LedgerWriter:
             stored, self._open_ensemble, context.nodes, clock, self._log
         )
         self._tick_s = bookies.tick_s
-        self._stand_ins = self._make_replacement(context)
+        self._replacement = self._make_replacement(context)
         self._explicit_lac = self._make_explicit_lac()
         self._waiting: deque[_Waiting] = deque()  # In the order of the entries they wait for.
         self._last_put = NO_ENTRY
@@ -112,7 +112,7 @@ class LedgerWriter:
         self._is_closing = False
         self._is_over = False  # Whether the writer has stopped using bookies.
         self._closing: asyncio.Task[None] | None = None
-        self._turn_is_due = self._offer_is_due = False
+        self._flush_is_due = self._offer_is_due = False
         self._act_at_bytes = 0  # Entries are sent at once when `appended_bytes` reaches this.
         self._is_ticking = False
         # Timers by slot; each fires when more entries may be sent.
@@ -258,10 +258,10 @@ class LedgerWriter:
         """
         has_waited = False
         while not self._has_room(entries, payload_bytes):
-            turn = self._new_future()
-            self._wants_room.append(turn)
+            waiter = self._new_future()
+            self._wants_room.append(waiter)
             try:
-                await turn
+                await waiter
             except asyncio.CancelledError:
                 self._pass_room_on()
                 raise
@@ -371,7 +371,7 @@ class LedgerWriter:
             return False
         slot = self._open_ensemble.ensemble.index(bookie)
         is_down = slot in self._open_ensemble.down
-        if is_down or not self._stand_ins.has_successor(slot):
+        if is_down or not self._replacement.has_successor(slot):
             return False
         self._open_ensemble.on_failure(slot, reason)
         self._on_down(slot)
@@ -406,7 +406,7 @@ class LedgerWriter:
         if slot is None:
             return
         if self._open_ensemble.on_open(slot):
-            self._sit_again(slot)
+            self._rejoin(slot)
         self._pipeline.restart(slot)
         self._send(slot)
 
@@ -421,16 +421,16 @@ class LedgerWriter:
     def _send_soon(self) -> None:
         """Sends the appended entries at the end of this turn of the loop, or now if they are large."""
         appended_bytes = self._pipeline.appended_bytes
-        if not self._turn_is_due:
-            self._turn_is_due = True
-            self._bookies.turn.hand_out(self._on_turn)
+        if not self._flush_is_due:
+            self._flush_is_due = True
+            self._bookies.tick_flush.hand_out(self._on_flush)
             self._act_at_bytes = appended_bytes + _EARLY_BYTES
         elif appended_bytes >= self._act_at_bytes:
             self._act_at_bytes = appended_bytes + _EARLY_BYTES
             self._hand_out()
 
-    def _on_turn(self) -> None:
-        self._turn_is_due = False
+    def _on_flush(self) -> None:
+        self._flush_is_due = False
         self._act_at_bytes = 0
         if self._is_over:
             return
@@ -530,9 +530,9 @@ class LedgerWriter:
         is_over = self._is_closing or self._failure is not None
         count = len(self._wants_room) if is_over else self._pipeline.free_entries
         for _ in range(min(count, len(self._wants_room))):
-            turn = self._wants_room.popleft()
-            if not turn.done():  # A waiter that is done was cancelled.
-                turn.set_result(None)
+            waiter = self._wants_room.popleft()
+            if not waiter.done():  # A waiter that is done was cancelled.
+                waiter.set_result(None)
 
     def _pass_room_on(self) -> None:
         """Offers the room that a cancelled waiter may have left."""
@@ -558,7 +558,7 @@ class LedgerWriter:
         is_down = bool(self._open_ensemble.down)
         if pipeline.has_all_replies and not is_down:
             return
-        is_changing = self._stand_ins.is_changing
+        is_changing = self._replacement.is_changing
         if error := pipeline.find_hopeless(self._open_ensemble.standing, is_changing=is_changing):
             self._stop(self._open_ensemble.explain(error))
             return
@@ -595,22 +595,22 @@ class LedgerWriter:
             reason=self._open_ensemble.error_of(slot).code.reason,
         )
         self._pipeline.suspend(slot)
-        self._stand_ins.start()
+        self._replacement.start()
         self._keep_ticking()
         self._on_vacant()
 
     def _seek_remedy(self) -> None:
         """Brings slots back that are down, or finds successors for them."""
-        for slot in self._stand_ins.find_rested():
+        for slot in self._replacement.find_rested():
             if self._channels[slot].is_open:
                 self._open_ensemble.on_rested(slot)
-                self._sit_again(slot)
+                self._rejoin(slot)
                 self._send(slot)
         if self._open_ensemble.down:
-            self._stand_ins.ask_resting()
-            self._stand_ins.start()
+            self._replacement.ask_resting()
+            self._replacement.start()
 
-    def _sit_again(self, slot: int) -> None:
+    def _rejoin(self, slot: int) -> None:
         start, end = self._pipeline.resume(slot)
         self._log.info("ledger_bookie_back", bookie=self._open_ensemble.ensemble[slot])
         self._tell_gap(slot, start, end)
@@ -665,14 +665,14 @@ class LedgerWriter:
     async def _read_back(self) -> None:
         try:
             # An ensemble change would move the end that is being verified.
-            self._stand_ins.freeze()
-            await self._stand_ins.until_unchanging()
+            self._replacement.freeze()
+            await self._replacement.until_unchanging()
             await self._metadata_writer.verify()
         except RollbookError as error:
             self._stop(error)
             return
         self._reading_back = None
-        self._stand_ins.thaw()
+        self._replacement.thaw()
         for slot in range(len(self._channels)):
             self._send(slot)
 
@@ -732,7 +732,7 @@ class LedgerWriter:
             task.cancel()
 
     def _tasks(self) -> list["asyncio.Task[Any]"]:
-        tasks = (*self._stand_ins.tasks, self._reading_back, *self._explicit_lac.tasks)
+        tasks = (*self._replacement.tasks, self._reading_back, *self._explicit_lac.tasks)
         return [each for each in tasks if each and each is not asyncio.current_task()]
 
     async def _end_tasks(self) -> None:
@@ -761,7 +761,7 @@ class LedgerWriter:
                 if not isinstance(self._failure, Unavailable | OutcomeUnknown):
                     raise
                 loss = error  # Bookies were missing, but the ledger can be closed.
-            self._stand_ins.freeze()
+            self._replacement.freeze()
             await self._await_change()
             await self._hand_over()
         finally:
@@ -778,7 +778,7 @@ class LedgerWriter:
     async def _await_change(self) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(self._config.add_deadline_s):
-                await self._stand_ins.until_unchanging()
+                await self._replacement.until_unchanging()
 
     async def _hand_over(self) -> None:
         """Waits a little until the connections have taken the last third copies, which they deliver

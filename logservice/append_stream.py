@@ -5,9 +5,9 @@ If this server owns the log, the owner gets an append in the loop turn in which 
 An append that cannot be decided immediately, because the log must be opened first or its owner has no room,
 waits in a queue. All later appends to the same log wait there, too. Each queue has one task (SV5).
 
-    submit ──► owner.submit ──► settled ─┐
-        │                                ├──► results, as they come
-        └────► line ──► owner_of ──► … ──┘
+    submit ──► owner.submit ────► settled ────┐
+        │                                     ├──► results, as they come
+        └────► bound log ──► owner_of ──► … ──┘
 """
 
 import asyncio
@@ -37,18 +37,18 @@ _OPEN_S: Final = 30.0  # The time limit for opening a log.
 class _Pending(AppendLaps):
     """An append and its result."""
 
-    __slots__ = ("_on_settled", "append", "line", "result")
+    __slots__ = ("_on_settled", "append", "bound_log", "result")
 
     def __init__(
         self,
         append: StreamAppend,
-        line: "_BoundLog",
+        bound_log: "_BoundLog",
         came_s: float,
         on_settled: "Callable[[_Pending, AppendAck | RollbookError], None]",
     ) -> None:
         super().__init__(came_s)
         self.append = append
-        self.line = line
+        self.bound_log = bound_log
         self.result: AppendResult | None = None
         self._on_settled = on_settled
 
@@ -57,7 +57,7 @@ class _Pending(AppendLaps):
         if isinstance(answer, AppendAck):
             self.result = AppendResult(number, answer)
         else:
-            self.line.on_failed(number)
+            self.bound_log.on_failed(number)
             self.result = AppendResult(number, None, answer)
         self._on_settled(self, answer)
 
@@ -91,7 +91,7 @@ class ServerAppendStream:
         self._stats = stats
         self._bytes_max = bytes_max
         self._loop = asyncio.get_running_loop()
-        self._lines: dict[int, _BoundLog] = {}
+        self._bound_logs: dict[int, _BoundLog] = {}
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._bytes = 0  # Bytes of appends in flight, and of results that were not yet taken.
         self._results: list[AppendResult] = []
@@ -104,23 +104,23 @@ class ServerAppendStream:
 
     def submit(self, binds: Sequence[Bind], appends: Sequence[StreamAppend]) -> None:
         for bind in binds:
-            if bind.ref not in self._lines and len(self._lines) >= _REFS_MAX:
+            if bind.ref not in self._bound_logs and len(self._bound_logs) >= _REFS_MAX:
                 raise InvalidRequest(f"a stream has up to {_REFS_MAX} refs")
-            self._lines[bind.ref] = _BoundLog(bind)
+            self._bound_logs[bind.ref] = _BoundLog(bind)
         came_s = self._loop.time()
         for append in appends:
-            line = self._lines.get(append.ref)
-            if line is None:
+            bound_log = self._bound_logs.get(append.ref)
+            if bound_log is None:
                 raise InvalidRequest(f"ref {append.ref} was never bound", ref=append.ref)
             self._bytes += len(append.block) + _OVERHEAD_BYTES
-            pending = _Pending(append, line, came_s, self._on_settled)
-            line.pending.append(pending)
-            if line.waiting or not self._try(pending):
-                line.waiting.append(pending)
-                if line.task is None:
-                    line.task = self._loop.create_task(self._work_off(line))
-                    self._tasks[line.task] = None
-                    line.task.add_done_callback(self._tasks.pop)
+            pending = _Pending(append, bound_log, came_s, self._on_settled)
+            bound_log.pending.append(pending)
+            if bound_log.waiting or not self._try(pending):
+                bound_log.waiting.append(pending)
+                if bound_log.task is None:
+                    bound_log.task = self._loop.create_task(self._work_off(bound_log))
+                    self._tasks[bound_log.task] = None
+                    bound_log.task.add_done_callback(self._tasks.pop)
 
     def tell(self, results: Sequence[AppendResult]) -> None:
         self._results += results
@@ -147,7 +147,7 @@ class ServerAppendStream:
         self._is_closed = True
         self._let_in()
         await stop_tasks(*self._tasks)
-        self._lines.clear()
+        self._bound_logs.clear()
         self._results.clear()
 
     def _let_in(self) -> None:
@@ -159,16 +159,16 @@ class ServerAppendStream:
 
     def _try(self, pending: _Pending) -> bool:
         """Return whether the append was decided now: accepted or refused."""
-        append, line = pending.append, pending.line
-        if line.failed_number is not None:
-            pending.settle(EarlierFailed(failed_number=line.failed_number))
+        append, bound_log = pending.append, pending.bound_log
+        if bound_log.failed_number is not None:
+            pending.settle(EarlierFailed(failed_number=bound_log.failed_number))
             return True
-        owner = line.owner
+        owner = bound_log.owner
         if owner is None or owner.failure is not None:
-            owner = self._server.find(line.log)
-            if owner is None or (line.uid and line.uid != owner.uid):
+            owner = self._server.find(bound_log.log)
+            if owner is None or (bound_log.uid and bound_log.uid != owner.uid):
                 return False
-            line.owner = owner
+            bound_log.owner = owner
         pending.began_s = self._loop.time()
         try:
             info = check_block(append.block, owner.limits)
@@ -177,7 +177,7 @@ class ServerAppendStream:
             return False
         except OwnerChanging:
             # Another server may own the log by now, so the owner is looked up again.
-            line.owner = None
+            bound_log.owner = None
             return False
         except RollbookError as error:
             pending.settle(error)
@@ -185,25 +185,25 @@ class ServerAppendStream:
         if pending.result is None:  # `submit` did not settle the append immediately.
             pending.taken_s = self._loop.time()
         if not is_taken:  # Refused. The reason follows when all that it depends on is settled.
-            line.on_failed(append.number)
+            bound_log.on_failed(append.number)
         return True
 
-    async def _work_off(self, line: _BoundLog) -> None:
+    async def _work_off(self, bound_log: _BoundLog) -> None:
         """Open the log, wait until its owner has room, and decide the waiting appends in order."""
-        while line.waiting:
-            pending = line.waiting[0]
+        while bound_log.waiting:
+            pending = bound_log.waiting[0]
             try:
                 due = self._loop.time() + _OPEN_S
-                owner = await self._server.owner_of(line.log, due, uid=line.uid)
+                owner = await self._server.owner_of(bound_log.log, due, uid=bound_log.uid)
                 await owner.ready(len(pending.append.block))
             except RollbookError as error:
-                waiting, line.waiting = line.waiting, deque()
+                waiting, bound_log.waiting = bound_log.waiting, deque()
                 for each in waiting:
                     each.settle(error)
                 break
-            while line.waiting and self._try(line.waiting[0]):
-                line.waiting.popleft()
-        line.task = None
+            while bound_log.waiting and self._try(bound_log.waiting[0]):
+                bound_log.waiting.popleft()
+        bound_log.task = None
 
     # --- Results ----------------------------------------------------------------------------
 
@@ -211,7 +211,7 @@ class ServerAppendStream:
         """Hand over results in order. A result waits for the results of earlier appends to the log."""
         size, now_s = len(pending.append.block), self._loop.time()
         self._stats.on_answered(answer, size, pending, now_s)
-        waiting = pending.line.pending
+        waiting = pending.bound_log.pending
         while waiting and (result := waiting[0].result) is not None:
             self._results.append(result)
             self._freed += len(waiting.popleft().append.block) + _OVERHEAD_BYTES

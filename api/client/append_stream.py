@@ -122,7 +122,7 @@ class ClientAppendStream:
         return False
 
     async def close(self) -> None:
-        self._end(ConnectionLost("the line was closed"))
+        self._end(ConnectionLost("the stream was closed"))
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _put(self, each: _Bind | _Append) -> None:
@@ -224,10 +224,10 @@ class ClientAppendStream:
     def _on_task_over(self, task: "asyncio.Task[None]") -> None:
         """Ends the stream after a bug here or in a callback, so that no caller waits forever."""
         if task.cancelled():  # A loop that ends cancels its tasks, even unstarted ones.
-            self._end(ConnectionLost("the line was cancelled"))
+            self._end(ConnectionLost("the stream was cancelled"))
         elif (bug := task.exception()) is not None:
-            self._end(ConnectionLost(f"the line broke: {bug!r}"))
-            context = {"message": f"the line to {self.address} broke", "exception": bug}
+            self._end(ConnectionLost(f"the stream broke: {bug!r}"))
+            context = {"message": f"the stream to {self.address} broke", "exception": bug}
             task.get_loop().call_exception_handler(context)
 
     def _end(self, error: RollbookError) -> None:

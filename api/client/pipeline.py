@@ -97,9 +97,9 @@ class AppendPipeline:
         if self.failure is not None or self._pause is not None or self._refused is not None:
             return
         if self._stream is not None and self._stream.failure is not None:
-            self._leave_line()  # The stream broke while no batch of this log was on it.
+            self._leave_stream()  # The stream broke while no batch of this log was on it.
         if self._stream is None and self._flight:
-            self._open_line()
+            self._open_stream()
         while self._sent < len(self._flight) and (self._is_proven or not self._sent):
             self._send(self._flight[self._sent])
         while self._is_proven or not self._flight:
@@ -111,7 +111,7 @@ class AppendPipeline:
             if batch is None or not self._take_on(batch):
                 break
             if self._stream is None:
-                self._open_line()
+                self._open_stream()
             self._send(batch)
 
     def close(self, error: RollbookError) -> None:
@@ -133,7 +133,7 @@ class AppendPipeline:
 
     # --- Sending ------------------------------------------------------------------------------
 
-    def _open_line(self) -> None:
+    def _open_stream(self) -> None:
         self._stream = self._streams.to(self._owners.address_of(self._log))
         self._ref = self._stream.bind(self._log, is_ordered=True, uid=self._uid)
         self._is_proven = False
@@ -147,7 +147,7 @@ class AppendPipeline:
         on_result = partial(self._on_result, self._generation, batch)
         self._stream.submit(self._ref, batch.block, self._condition, on_result)
 
-    def _leave_line(self) -> list[Batch]:
+    def _leave_stream(self) -> list[Batch]:
         """Leaves the stream. Notes that the server may have received the oldest batches in flight."""
         stream, self._stream = self._stream, None
         sent, self._sent = self._sent, 0
@@ -206,7 +206,7 @@ class AppendPipeline:
             case AfterError.RETRY:
                 pass
         is_known = self._owners.on_error(self._log, address, error)
-        note_failure(error, self._leave_line())
+        note_failure(error, self._leave_stream())
         pause_s = self._pauses.next_s(error, is_known=is_known)
         if outlives_memory(self._flight[0], self._loop.time() + pause_s, self._memory_s):
             self._stop(error, is_refusal=False)
@@ -216,7 +216,7 @@ class AppendPipeline:
     def _begin_epoch(self) -> None:
         """Sends the batches in flight again, from the oldest on, because the server has accepted
         none of them."""
-        self._leave_line()
+        self._leave_stream()
         self.producer.begin_epoch()
         for batch in self._flight:
             batch.renumber(self.producer.next_ref)
@@ -260,7 +260,7 @@ class AppendPipeline:
         if self.failure is not None:
             return
         self.failure = error
-        left = self._leave_line()
+        left = self._leave_stream()
         for each in () if is_refusal else left:
             each.may_be_applied = True
         for timer in (self._pause, self._watchdog):

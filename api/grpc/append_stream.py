@@ -29,8 +29,8 @@ async def serve_append_stream(
         # The header shows the client that the call is accepted, and that it may send appends. If appends were
         # sent earlier, a refusal would leave them in doubt.
         await context.send_initial_metadata(((LISTENS_KEY, "1"),))
-        line = _AppendCall(stream, context)
-        sides += (asyncio.ensure_future(side) for side in (line.listen(), line.answer()))
+        call = _AppendCall(stream, context)
+        sides += (asyncio.ensure_future(side) for side in (call.listen(), call.answer()))
         await asyncio.wait(sides, return_when=asyncio.FIRST_COMPLETED)
         next(side for side in sides if side.done()).result()
     finally:

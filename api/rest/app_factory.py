@@ -63,7 +63,7 @@ def _add_problems(app: FastAPI, open_paths: Collection[str]) -> None:
         if app.openapi_schema is None:
             document = described()
             name_by_title(document)
-            _tell_of_problems(document)
+            _describe_problems(document)
             complete(document, open_paths, lambda error, status: describe_status(status, error))
         assert app.openapi_schema
         return app.openapi_schema
@@ -75,7 +75,7 @@ def _add_problems(app: FastAPI, open_paths: Collection[str]) -> None:
     app.add_exception_handler(Exception, _on_surprise)
 
 
-def _tell_of_problems(document: dict[str, Any]) -> None:
+def _describe_problems(document: dict[str, Any]) -> None:
     """Replaces FastAPI's own response to unreadable requests."""
     schemas = document["components"]["schemas"]
     for name in ("HTTPValidationError", "ValidationError"):

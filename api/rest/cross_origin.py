@@ -92,14 +92,14 @@ class CrossOrigin:
         found["access-control-max-age"] = str(_PREFLIGHT_AGE_S)
         return Response(status_code=204, headers=found)
 
-    def telling(self, method: str, headers: Headers, send: Send) -> Send:
+    def with_cors_headers(self, method: str, headers: Headers, send: Send) -> Send:
         """Wraps `send` so that it adds the headers that say whether the page may read the response."""
         if not (self._named or self._every):
             return send
         origin = headers.get("origin", "")
         is_allowed = origin in self._named or (self._may_read(origin) and method in _LOOKING)
 
-        async def tell(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 found = MutableHeaders(raw=list(message.get("headers", ())))
                 found.add_vary_header("Origin")
@@ -111,7 +111,7 @@ class CrossOrigin:
                 message = {**message, "headers": found.raw}
             await send(message)
 
-        return tell
+        return send_with_headers
 
     def _may_read(self, origin: str) -> bool:
         return bool(origin) and (self._every or origin in self._named)

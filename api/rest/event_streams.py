@@ -114,26 +114,26 @@ class Follow(Response):
             self._suffix += b"@" + uid.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        telling = asyncio.ensure_future(self._tell(send, scope["path"]))
+        responding = asyncio.ensure_future(self._respond(send, scope["path"]))
         gone = asyncio.ensure_future(until_gone(receive))
-        self._routing.followers[telling] = None
+        self._routing.followers[responding] = None
         try:
-            await asyncio.wait((telling, gone), return_when=asyncio.FIRST_COMPLETED)
-            if telling.done() and not telling.cancelled():
-                telling.result()
+            await asyncio.wait((responding, gone), return_when=asyncio.FIRST_COMPLETED)
+            if responding.done() and not responding.cancelled():
+                responding.result()
         finally:
-            for task in (telling, gone):
+            for task in (responding, gone):
                 task.cancel()
-            await asyncio.gather(telling, gone, return_exceptions=True)
-            del self._routing.followers[telling]
+            await asyncio.gather(responding, gone, return_exceptions=True)
+            del self._routing.followers[responding]
             await self._let_go()
 
-    async def _tell(self, send: Send, path: str) -> None:
+    async def _respond(self, send: Send, path: str) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         if self._is_sse:
             await send(_body(b"retry: %d\n\n" % _RESUME_MS))
         try:
-            await self._tell_all(send)
+            await self._send_events(send)
         except _TooSlow:
             return  # The server closes the connection of an unfinished response.
         except RollbookError as error:
@@ -149,35 +149,35 @@ class Follow(Response):
             return _sse(kind, next_offset, self._suffix, facts)
         return _line(kind, next_offset, facts)
 
-    async def _tell_all(self, send: Send) -> None:
+    async def _send_events(self, send: Send) -> None:
         event, self._first = self._first, None
         stands = FIRST_OFFSET  # Replaced by the position of the first event.
         while event is not None:
             is_last = isinstance(event, Sealed | Moving | Stopped) or is_end(event)
-            telling = split_event(event, self._encoding, stands)
+            pieces = split_event(event, self._encoding, stands)
             is_much = _is_much(event)
             event = None
-            while (piece := next(telling, None)) is not None:
+            while (piece := next(pieces, None)) is not None:
                 if is_much:  # Updates of a growing log are sent at once.
                     await self._newcomer.wait()
-                resumes_at = await self._tell_piece(piece, send)
+                resumes_at = await self._send_piece(piece, send)
                 stands = piece.next_offset if resumes_at is None else resumes_at
                 if resumes_at is None or is_last:
                     continue
                 self._newcomer.on_nothing_taken()
                 del piece
-                telling.close()
+                pieces.close()
                 await self._let_go()
                 await send(_body(b""))  # Returns when the client has read all unsent bytes.
                 self._events = self._again(resumes_at)
                 break
             if is_last:
                 return
-            del telling
+            del pieces
             assert self._events is not None
             event = await anext(self._events, None)
 
-    async def _tell_piece(self, piece: StreamEvent, send: Send) -> Offset | None:
+    async def _send_piece(self, piece: StreamEvent, send: Send) -> Offset | None:
         """Sends a piece. Returns None if the client has read it, otherwise where to continue when the slow client reads
         again. Raises `_TooSlow`.
         """

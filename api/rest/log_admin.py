@@ -93,7 +93,7 @@ def _list_described() -> dict[str, Any]:
 
 
 def _config_schema() -> dict[str, Any]:
-    return schema_of(LogConfig, is_said=True)
+    return schema_of(LogConfig, is_request=True)
 
 
 async def _listed(

@@ -21,19 +21,23 @@ _POSITION_SCHEMA: Final[Json] = {
 }
 
 
-def schema_of(kind: Any, *, without: tuple[str, ...] = (), is_said: bool = False) -> Json:
-    """A message's JSON schema. `is_said`: clients send the message, and may leave out only fields with a default."""
+def schema_of(kind: Any, *, without: tuple[str, ...] = (), is_request: bool = False) -> Json:
+    """A message's JSON schema. `is_request`: clients send the message, and may leave out only fields with a default."""
     hints = get_type_hints(kind)
     kept = [each for each in fields(kind) if each.name not in without]
     found: Json = {
         "type": "object",
         "title": _TITLES.get(kind, kind.__name__),
-        "properties": {json_key(f, hints[f.name]): _schema(hints[f.name], is_said) for f in kept},
-        "required": [json_key(f, hints[f.name]) for f in kept if not (is_said and has_default(f))],
+        "properties": {
+            json_key(f, hints[f.name]): _schema(hints[f.name], is_request) for f in kept
+        },
+        "required": [
+            json_key(f, hints[f.name]) for f in kept if not (is_request and has_default(f))
+        ],
     }
     if text := _first_line(kind):
         found["description"] = text
-    if is_said:
+    if is_request:
         found["additionalProperties"] = False
     return found
 
@@ -43,14 +47,14 @@ def _first_line(kind: Any) -> str:
     return "" if text.startswith(f"{kind.__name__}(") else text
 
 
-def _schema(hint: Any, is_said: bool) -> Json:
-    found = _schema_of_kind(bare(hint), is_said)
+def _schema(hint: Any, is_request: bool) -> Json:
+    found = _schema_of_kind(bare(hint), is_request)
     if type(None) not in get_args(hint):
         return found
     return {"anyOf": [found, {"type": "null"}]}
 
 
-def _schema_of_kind(kind: Any, is_said: bool) -> Json:
+def _schema_of_kind(kind: Any, is_request: bool) -> Json:
     plain: dict[Any, Json] = {
         int: {"type": "integer", "format": "int64"},
         str: {"type": "string"},
@@ -67,13 +71,13 @@ def _schema_of_kind(kind: Any, is_said: bool) -> Json:
         member = get_args(kind)[0]
         if get_origin(member) is tuple:
             return {"type": "object", "additionalProperties": {"type": "string"}}
-        return {"type": "array", "items": _schema(member, is_said)}
+        return {"type": "array", "items": _schema(member, is_request)}
     if get_origin(kind) in (dict, Mapping):
-        return {"type": "object", "additionalProperties": _schema(get_args(kind)[1], is_said)}
+        return {"type": "object", "additionalProperties": _schema(get_args(kind)[1], is_request)}
     if issubclass(kind, Enum):
         return {"type": "string", "enum": [each.value for each in kind]}
     assert is_dataclass(kind), kind
-    return schema_of(kind, is_said=is_said)
+    return schema_of(kind, is_request=is_request)
 
 
 _EXAMPLES: Final[Json] = {

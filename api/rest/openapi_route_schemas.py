@@ -158,7 +158,7 @@ def described(
         responses[code] = {"description": text}
     found: dict[str, Any] = {"status_code": status, "responses": responses}
     if says is not None:
-        schema = schema_of(says, without=without, is_said=True)
+        schema = schema_of(says, without=without, is_request=True)
         required = bool(schema["required"])
         example = example_of(says, without=without)
         body = {JSON: {"schema": schema, "example": example}}

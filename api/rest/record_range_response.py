@@ -77,11 +77,11 @@ class RangeResponse(Response):
             return
         gone = asyncio.ensure_future(until_gone(receive))
         try:
-            await self._tell(text, send, hold, gone, scope["path"])
+            await self._send_pieces(text, send, hold, gone, scope["path"])
         finally:
             await stop_tasks(gone)
 
-    async def _tell(
+    async def _send_pieces(
         self, text: bytes, send: Send, hold: Hold, gone: asyncio.Future[None], path: str
     ) -> None:
         await self._send_head(send)

@@ -117,7 +117,7 @@ class Guard:
         assert scope["type"] == "http"
         headers = Headers(scope=scope)
         held = _Held()
-        send = self._cross_origin.telling(scope["method"], headers, send)
+        send = self._cross_origin.with_cors_headers(scope["method"], headers, send)
         preflight = self._cross_origin.preflight(scope["method"], headers)
         try:
             try:

@@ -126,7 +126,7 @@ class StoreClient:
         self._watches: dict[int, _RunningWatch] = {}
         self._timer: asyncio.TimerHandle | None = None  # The timer of the call that is due first.
         self._last_id = 0
-        self._line: _Link | None = None
+        self._link: _Link | None = None
         self._flushing = False
         self._trouble, self._advice = "it did not answer", ""
         self._connecting = False
@@ -288,8 +288,8 @@ class StoreClient:
 
     def _flush(self) -> None:
         self._flushing = False
-        line = self._line
-        if line is None or not line.welcomed or not self._unsent:
+        link = self._link
+        if link is None or not link.welcomed or not self._unsent:
             return
         asks = []
         for request_id, call in self._unsent.items():
@@ -297,9 +297,9 @@ class StoreClient:
                 continue
             asks.append(Ask(request_id, call.question))
             if isinstance(call.question, StartWatch):
-                line.starting[request_id] = self._watches[call.question.watch_id]
+                link.starting[request_id] = self._watches[call.question.watch_id]
         self._unsent.clear()
-        line.channel.send(asks)
+        link.channel.send(asks)
 
     def _on_due(self) -> None:
         """Handles the timer that all calls share. They have equal time-outs, so the oldest call is
@@ -328,9 +328,9 @@ class StoreClient:
                 call.answer.set_exception(error.copy())
 
     def _unreachable(self) -> MetadataUnavailable:
-        trouble = self._trouble if self._line is None else self._connector.why_silent()
+        trouble = self._trouble if self._link is None else self._connector.why_silent()
         what = f"the metadata store cannot be reached: {trouble}"
-        return MetadataUnavailable(what, next_step=self._advice if self._line is None else "")
+        return MetadataUnavailable(what, next_step=self._advice if self._link is None else "")
 
     def _next_id(self) -> int:
         self._last_id += 1
@@ -342,16 +342,16 @@ class StoreClient:
         self._stop_watch(watch_id)
 
     def _stop_watch(self, watch_id: int) -> None:
-        if self._watches.pop(watch_id, None) is not None and self._line is not None:
-            self._line.ask(self._next_id(), StopWatch(watch_id))
+        if self._watches.pop(watch_id, None) is not None and self._link is not None:
+            self._link.ask(self._next_id(), StopWatch(watch_id))
 
-    def _start_watches_again(self, line: "_Link") -> None:
+    def _start_watches_again(self, link: "_Link") -> None:
         for watch_id, watch in self._watches.items():
             if watch.since is not None:
                 request_id = self._next_id()
-                line.starting[request_id] = watch
+                link.starting[request_id] = watch
                 start = StartWatch(watch_id, watch.path, watch.recursive, watch.since)
-                line.ask(request_id, start)
+                link.ask(request_id, start)
 
     def _pause_watches(self) -> None:
         for watch in self._watches.values():
@@ -373,15 +373,15 @@ class StoreClient:
     async def _keep_connected(self) -> None:
         failures = 0
         while True:
-            line = _Link(self)
+            link = _Link(self)
             try:
-                line.channel = await self._connect(line)
-                self._line = line
+                link.channel = await self._connect(link)
+                self._link = link
                 try:
-                    line.hello(self._store, self._session, self._session_timeout_s)
-                    self._trouble, self._advice = await self._attend(line), ""
+                    link.hello(self._store, self._session, self._session_timeout_s)
+                    self._trouble, self._advice = await self._attend(link), ""
                 finally:
-                    self._lose(line)
+                    self._lose(link)
             except Unavailable as error:
                 self._trouble, self._advice = error.message, error.next_step
             except RollbookError as error:
@@ -390,37 +390,37 @@ class StoreClient:
                     raise
                 self._trouble, self._advice = error.message, error.next_step
                 logger.error("metadata_store_failed", reason=str(error))
-            failures = 0 if line.welcomed else failures + 1
+            failures = 0 if link.welcomed else failures + 1
             pause_s = min(PAUSE_S_MIN * 2.0 ** min(failures, 10), PAUSE_S_MAX)
             await asyncio.sleep(pause_s * self._randomness.uniform(0.5, 1.0))
 
-    async def _connect(self, line: "_Link") -> ServiceChannel:
+    async def _connect(self, link: "_Link") -> ServiceChannel:
         self._connecting = True
         try:
-            return await self._connector.connect(line, self._session_timeout_s / 3)
+            return await self._connector.connect(link, self._session_timeout_s / 3)
         finally:
             self._connecting = False
 
-    async def _attend(self, line: "_Link") -> str:
+    async def _attend(self, link: "_Link") -> str:
         """Keeps the session alive until the connection is lost; returns the reason."""
         while True:
             interval_s = self._session_timeout_s / 3
             try:
                 async with asyncio.timeout(interval_s):
-                    await line.lost.wait()
-                return line.reason
+                    await link.lost.wait()
+                return link.reason
             except TimeoutError:
                 pass
-            silent_s = asyncio.get_running_loop().time() - line.heard_at_s
-            if silent_s >= (2 if line.welcomed else 1) * interval_s:
+            silent_s = asyncio.get_running_loop().time() - link.heard_at_s
+            if silent_s >= (2 if link.welcomed else 1) * interval_s:
                 return self._connector.why_silent()
-            if line.welcomed:
-                line.ask(self._next_id(), Sync())
+            if link.welcomed:
+                link.ask(self._next_id(), Sync())
 
-    def _lose(self, line: "_Link") -> None:
-        self._line = None
-        line.lost.set()
-        line.channel.close()
+    def _lose(self, link: "_Link") -> None:
+        self._link = None
+        link.lost.set()
+        link.channel.close()
         self._pause_watches()
         sent = {i: call for i, call in self._calls.items() if i not in self._unsent}
         lost = f"the connection to the metadata store broke before the answer came: {self._trouble}"
@@ -430,23 +430,23 @@ class StoreClient:
             if not self._closed:
                 logger.warning("metadata_connection_lost", session=self._session)
 
-    def on_message(self, line: "_Link", message: FromService) -> None:
+    def on_message(self, link: "_Link", message: FromService) -> None:
         match message:
             case Answer(request_id, commit, result):
                 self._heard_commit = commit
-                self._on_answer(line, request_id, result)
+                self._on_answer(link, request_id, result)
             case WatchNotice(watch_id, commit, event):
                 self._heard_commit = commit
                 if (watch := self._watches.get(watch_id)) is not None:
                     watch.stream.offer(event)
             case Welcome():
-                self._on_welcome(line, message)
+                self._on_welcome(link, message)
             case Expired(session):
-                self._on_expired(line, session)
+                self._on_expired(link, session)
 
-    def _on_answer(self, line: "_Link", request_id: int, result: Result | RollbookError) -> None:
+    def _on_answer(self, link: "_Link", request_id: int, result: Result | RollbookError) -> None:
         refused = isinstance(result, RollbookError)
-        if (watch := line.starting.pop(request_id, None)) is not None:
+        if (watch := link.starting.pop(request_id, None)) is not None:
             watch.running = not refused
         call = self._calls.get(request_id)
         if call is None or call.answer.done():
@@ -456,30 +456,30 @@ class StoreClient:
         else:
             call.answer.set_result(result)
 
-    def _on_welcome(self, line: "_Link", welcome: Welcome) -> None:
+    def _on_welcome(self, link: "_Link", welcome: Welcome) -> None:
         if welcome.store != self._store:  # Commit numbers of another store mean nothing here.
             for watch in self._watches.values():
                 watch.since = None if watch.since is None else 0
         self._store, self._session = welcome.store, welcome.session
         self._session_timeout_s = welcome.timeout_ms / 1000
-        line.welcomed = True
+        link.welcomed = True
         self._states.become(SessionState.CONNECTED, self._session)
         if not self._opened.done():
             self._opened.set_result(None)
-        self._start_watches_again(line)
+        self._start_watches_again(link)
         self._flush()
 
-    def _on_expired(self, line: "_Link", session: SessionId) -> None:
+    def _on_expired(self, link: "_Link", session: SessionId) -> None:
         logger.warning("metadata_session_expired", session=session)
         self._pause_watches()
         self._session = NO_SESSION
-        line.welcomed = False
+        link.welcomed = False
         self._states.become(SessionState.EXPIRED, session)
         made_in_it = {i: call for i, call in self._unsent.items() if call.session == session}
         self._fail(made_in_it, SessionExpired(session=session))
         for request_id in made_in_it:
             del self._unsent[request_id]
-        line.hello("", NO_SESSION, self._session_timeout_s)
+        link.hello("", NO_SESSION, self._session_timeout_s)
 
 
 _CLOSED: Final = "this metadata store was closed"

@@ -66,7 +66,7 @@ def _answer_controls_before_the_sync(
 async def _fill_without_sync(self: Journal) -> None:
     end = self.active.packer.pack_empty(RecordKind.END)
     await self.active.records.file.write_at(end.position, end.buffers)
-    self._has_unsaid = False
+    self._needs_idle_record = False
 
 
 _pack = RecordPacker.pack

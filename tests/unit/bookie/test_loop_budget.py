@@ -9,21 +9,21 @@ from rollbook.proto.ports import Clock
 from tests.support.clocks import StandingClock
 
 
-def turn_of(
+def loop_budget_of(
     adds_wait: Callable[[], bool] = lambda: False, clock: Clock | None = None
 ) -> LoopBudget:
     return LoopBudget(clock or StandingClock(10**9), adds_wait)
 
 
 async def test_long_responses_take_steps_in_turn() -> None:
-    turn = turn_of()
+    loop_budget = loop_budget_of()
     steps: list[str] = []
 
     async def make(name: str, count: int) -> None:
         for _ in range(count):
-            await turn.come()
+            await loop_budget.come()
             steps.append(name)
-            turn.spend(2_000_000)  # Each of them fills a turn.
+            loop_budget.spend(2_000_000)  # Each of them fills a turn.
 
     beats = 0
 
@@ -40,9 +40,9 @@ async def test_long_responses_take_steps_in_turn() -> None:
 
 
 async def test_cancelled_wait_for_a_step_blocks_no_other() -> None:
-    turn = turn_of()
-    first, second = (asyncio.create_task(turn.come()) for _ in range(2))
-    turn.spend(2_000_000)
+    loop_budget = loop_budget_of()
+    first, second = (asyncio.create_task(loop_budget.come()) for _ in range(2))
+    loop_budget.spend(2_000_000)
     await asyncio.sleep(0)
     first.cancel()
     async with asyncio.timeout(30):
@@ -52,7 +52,7 @@ async def test_cancelled_wait_for_a_step_blocks_no_other() -> None:
 
 async def test_steps_are_small_and_spaced_during_adds() -> None:
     clock = StandingClock(10**9)
-    turn = turn_of(clock=clock)
+    loop_budget = loop_budget_of(clock=clock)
     turns = 0
 
     async def count() -> None:
@@ -65,9 +65,9 @@ async def test_steps_are_small_and_spaced_during_adds() -> None:
         """The size of each step, and the loop turn in which it began."""
         sizes, began = [], []
         for _ in range(count):
-            sizes.append(await turn.come())
+            sizes.append(await loop_budget.come())
             began.append(turns)
-            turn.spend(sizes[-1])
+            loop_budget.spend(sizes[-1])
         last = turns
         while turns < last + 1_000:  # By then the budget is restored.
             await asyncio.sleep(0)
@@ -76,7 +76,7 @@ async def test_steps_are_small_and_spaced_during_adds() -> None:
     counting = asyncio.create_task(count())
     async with asyncio.timeout(30):
         alone, began_alone = await steps(6)
-        turn.on_adds(clock.now_ns)
+        loop_budget.on_adds(clock.now_ns)
         beside, began_beside = await steps(6)
         clock.now_ns += 10**9  # No client adds any more.
         afterwards, _ = await steps(6)
@@ -89,21 +89,21 @@ async def test_steps_are_small_and_spaced_during_adds() -> None:
 
 async def test_reads_wait_for_adds_to_be_written_but_not_forever() -> None:
     adds_wait = True
-    turn = turn_of(lambda: adds_wait)
-    step = asyncio.create_task(turn.come())
+    loop_budget = loop_budget_of(lambda: adds_wait)
+    step = asyncio.create_task(loop_budget.come())
     for _ in range(8):
         await asyncio.sleep(0)
         assert not step.done()
     adds_wait = False
     async with asyncio.timeout(30):
         await step
-        turn.spend(1)
+        loop_budget.spend(1)
         adds_wait = True  # Adds wait from now on.
-        await turn.come()
+        await loop_budget.come()
 
 
 async def test_step_queue_survives_a_failing_or_leaving_member() -> None:
-    line = StepQueue(turn_of())
+    step_queue = StepQueue(loop_budget_of())
     gone_on: list[str] = []
     failures: list[object] = []
     asyncio.get_running_loop().set_exception_handler(
@@ -117,14 +117,16 @@ async def test_step_queue_survives_a_failing_or_leaving_member() -> None:
     def leave() -> None:
         gone_on.append("left")
 
-    line.join(fail)
-    line.join(leave)
-    line.join(lambda: gone_on.append("last"))
-    line.leave(leave)
+    step_queue.join(fail)
+    step_queue.join(leave)
+    step_queue.join(lambda: gone_on.append("last"))
+    step_queue.leave(leave)
     async with asyncio.timeout(30):
         while not gone_on:
             await asyncio.sleep(0)
-        line.join(lambda: gone_on.append("late"))  # By now the queue may have stopped running.
+        step_queue.join(
+            lambda: gone_on.append("late")
+        )  # By now the queue may have stopped running.
         while len(gone_on) < 2:
             await asyncio.sleep(0)
     assert gone_on == ["last", "late"]

@@ -11,14 +11,14 @@ from rollbook.bookie.loop_budget import StepQueue
 from rollbook.bookie.request_lanes import Lane, Queue, QueuedRequest
 from rollbook.proto.wire.messages import ReceivedRequest
 from tests.support.clocks import StandingClock
-from tests.unit.bookie.test_loop_budget import turn_of
+from tests.unit.bookie.test_loop_budget import loop_budget_of
 
 
 async def test_request_offered_as_the_last_task_ends_is_served() -> None:
     """The task has found no further request, but still counts as one of the lane's tasks."""
     served: list[QueuedRequest] = []
     crashes: list[BaseException] = []
-    lane = Lane(1, turn_of(), crashes.append)
+    lane = Lane(1, loop_budget_of(), crashes.append)
 
     async def serve(asked: QueuedRequest) -> None:
         served.append(asked)
@@ -45,7 +45,7 @@ async def test_connections_take_turns_within_their_limits() -> None:
     served: list[str] = []
     running = {"a": 0, "b": 0}
     most = {"a": 0, "b": 0}
-    lane = Lane(8, turn_of(), lambda error: None)
+    lane = Lane(8, loop_budget_of(), lambda error: None)
 
     def queue_of(name: str, calls: int) -> Queue:
         async def serve(asked: QueuedRequest) -> None:
@@ -72,14 +72,14 @@ async def test_connections_take_turns_within_their_limits() -> None:
 
 async def test_turn_ends_at_its_byte_budget() -> None:
     """The loop runs other tasks even if many requests can be answered from memory."""
-    turn = turn_of()
-    lane = Lane(4, turn, lambda error: None)
+    loop_budget = loop_budget_of()
+    lane = Lane(4, loop_budget, lambda error: None)
     served = 0
 
     async def serve(asked: QueuedRequest) -> None:
         nonlocal served
         served += 1
-        turn.spend(300_000)
+        loop_budget.spend(300_000)
 
     queue = Queue(serve, lambda: lane.offer(queue), lambda _: True, at_once_max=4)
     queue.asked.extend(QueuedRequest(cast(ReceivedRequest, None), at) for at in range(40))
@@ -95,14 +95,14 @@ async def test_turn_ends_at_its_byte_budget() -> None:
 
 
 async def test_at_most_two_tasks_wait_for_the_next_turn() -> None:
-    turn = turn_of()
-    lane = Lane(16, turn, lambda error: None)
+    loop_budget = loop_budget_of()
+    lane = Lane(16, loop_budget, lambda error: None)
     served = 0
 
     async def serve(asked: QueuedRequest) -> None:
         nonlocal served
         served += 1
-        turn.spend(2_000_000)  # Each of them fills a turn.
+        loop_budget.spend(2_000_000)  # Each of them fills a turn.
 
     queue = Queue(serve, lambda: lane.offer(queue), lambda _: True, at_once_max=16)
     queue.asked.extend(QueuedRequest(cast(ReceivedRequest, None), at) for at in range(40))
@@ -117,7 +117,7 @@ async def test_at_most_two_tasks_wait_for_the_next_turn() -> None:
 
 
 async def test_one_offer_starts_all_requests_within_the_limit() -> None:
-    lane = Lane(8, turn_of(), lambda error: None)
+    lane = Lane(8, loop_budget_of(), lambda error: None)
     begun = 0
     may_end = asyncio.Event()
 
@@ -139,7 +139,7 @@ async def test_one_offer_starts_all_requests_within_the_limit() -> None:
 
 
 async def test_closed_lane_starts_no_request() -> None:
-    lane = Lane(4, turn_of(), lambda error: None)
+    lane = Lane(4, loop_budget_of(), lambda error: None)
     never = asyncio.Event()
 
     async def serve(asked: QueuedRequest) -> None:
@@ -157,7 +157,7 @@ async def test_closed_lane_starts_no_request() -> None:
 
 async def test_owner_is_notified_if_its_queue_is_not_ready() -> None:
     """A queue that is no longer ready when its turn comes must be offered again by its owner."""
-    lane = Lane(1, turn_of(), lambda error: None)
+    lane = Lane(1, loop_budget_of(), lambda error: None)
     told = 0
     is_open = True
 
@@ -179,15 +179,15 @@ async def test_owner_is_notified_if_its_queue_is_not_ready() -> None:
 
 
 async def test_request_starts_soon_despite_many_writers() -> None:
-    turn = turn_of()
-    line, lane = StepQueue(turn), Lane(4, turn, lambda error: None)
+    loop_budget = loop_budget_of()
+    step_queue, lane = StepQueue(loop_budget), Lane(4, loop_budget, lambda error: None)
     written: list[int] = []
 
     def writer(number: int) -> Callable[[], None]:
         def go_on() -> None:
             written.append(number)
-            line.join(go_on)
-            turn.spend(2_000_000)  # Each of them fills a turn.
+            step_queue.join(go_on)
+            loop_budget.spend(2_000_000)  # Each of them fills a turn.
 
         return go_on
 
@@ -196,7 +196,7 @@ async def test_request_starts_soon_despite_many_writers() -> None:
 
     begun = asyncio.Event()
     for number in range(100):
-        line.join(writer(number))
+        step_queue.join(writer(number))
     async with asyncio.timeout(30):
         while len(written) < 250:
             await asyncio.sleep(0)
@@ -218,17 +218,17 @@ async def test_busy_lane_leaves_every_other_turn_to_the_other_lane(
 ) -> None:
     """Requests answered from memory never wait for the disk."""
     clock = StandingClock(10**9)
-    turn = turn_of(clock=clock)
+    loop_budget = loop_budget_of(clock=clock)
     if is_beside_adds:
-        turn.on_adds(clock.now_ns)
+        loop_budget.on_adds(clock.now_ns)
     served: list[Queue] = []
-    lanes = [Lane(64, turn, lambda error: None) for _ in range(2)]
+    lanes = [Lane(64, loop_budget, lambda error: None) for _ in range(2)]
     queues: list[Queue] = []
 
     def add_queue(lane: Lane, calls: int) -> None:
         async def serve(asked: QueuedRequest) -> None:
             served.append(queue)
-            turn.spend(600_000)
+            loop_budget.spend(600_000)
 
         queue = Queue(serve, lambda: lane.offer(queue), lambda _: True, at_once_max=16)
         queue.asked.extend(QueuedRequest(cast(ReceivedRequest, None), at) for at in range(calls))

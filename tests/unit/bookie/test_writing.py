@@ -99,7 +99,7 @@ async def reading(scene: Scene, count: int, answers: int) -> list[Taker]:
     await add_entries(scene.storage, 7, range(ENTRIES), bytes(20_000))
     takers = [Taker(scene.server._shared) for _ in range(count)]
     # All responses are in preparation before the first is ready.
-    async with scene.server._shared.turn._line:
+    async with scene.server._shared.loop_budget._lock:
         for taker in takers:
             taker.send(b"".join(read_of(txn_id) for txn_id in range(1, answers + 1)))
         await turns_until(

@@ -596,7 +596,7 @@ def test_adds_of_many_ledgers_in_one_turn_form_one_chunk() -> None:
         await scene.until(lambda: all(map(is_open, channels)))
         for ledger_id, channel in zip(ledgers, channels, strict=True):
             frame = scene.packer(ledger_id).pack(EntryId(0), NO_ENTRY, 0, b"")
-            scene.bookies.turn.hand_out(partial(channel.write, frame, 1))
+            scene.bookies.tick_flush.hand_out(partial(channel.write, frame, 1))
         await scene.until(lambda: len(sink.heard) == len(channels))
         (peer,) = scene.bookie("b1").peers
         assert [each.count for each in peer.adds] == [len(channels)]
@@ -612,10 +612,10 @@ def test_lost_connection_drops_its_gathered_bytes() -> None:
         assert isinstance(client, BookieClient)
         for ledger_id, channel in zip((7, 8), channels, strict=True):
             frame = scene.packer(ledger_id).pack(EntryId(0), NO_ENTRY, 0, b"")
-            scene.bookies.turn.hand_out(partial(channel.write, frame, 1))
+            scene.bookies.tick_flush.hand_out(partial(channel.write, frame, 1))
         unsent: list[int] = []
-        scene.bookies.turn.hand_out(lambda: unsent.append(client.unsent_bytes))
-        scene.bookies.turn.hand_out(partial(client._end, ConnectionLost("it is over")))
+        scene.bookies.tick_flush.hand_out(lambda: unsent.append(client.unsent_bytes))
+        scene.bookies.tick_flush.hand_out(partial(client._end, ConnectionLost("it is over")))
         await scene.until(lambda: client.is_over)
         assert unsent[0] > 0
         assert client.unsent_bytes == 0
@@ -636,7 +636,7 @@ def test_single_add_is_sent_in_the_same_loop_turn() -> None:
             channel.write(frame, 1)
             left.append(channel.queued_bytes)
 
-        scene.bookies.turn.hand_out(act)
+        scene.bookies.tick_flush.hand_out(act)
         await scene.until(lambda: left)
         assert left == [0]
 

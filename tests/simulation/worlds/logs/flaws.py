@@ -358,7 +358,7 @@ async def _read_barrier_from_memory(self: owner.Owner) -> Offset:
 
 
 _owner_of = LogServer.owner_of
-_new_line = append_stream._BoundLog.__init__
+_new_bound_log = append_stream._BoundLog.__init__
 
 
 async def _owner_of_the_name(
@@ -367,8 +367,8 @@ async def _owner_of_the_name(
     return await _owner_of(self, name, due, heeds_preference=heeds_preference)
 
 
-def _line_of_the_name(self: Any, bind: Any) -> None:
-    _new_line(self, replace(bind, uid=""))
+def _bound_log_of_the_name(self: Any, bind: Any) -> None:
+    _new_bound_log(self, replace(bind, uid=""))
 
 
 async def _any_life(self: LogReads, log: Any, uid: str, wanted: str) -> None:
@@ -770,7 +770,7 @@ LOG_MUTANTS: Final = (
         _BUDGET,
         (
             (LogServer, "owner_of", _owner_of_the_name),
-            (append_stream._BoundLog, "__init__", _line_of_the_name),
+            (append_stream._BoundLog, "__init__", _bound_log_of_the_name),
         ),
         drill="replacement",
     ),

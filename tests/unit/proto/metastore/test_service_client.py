@@ -302,13 +302,13 @@ async def test_ended_call_is_not_sent_after_reconnect(how: str) -> None:
     else:
         waiting.answer.cancel()
     asked = len(script.asked)
-    line = store._line = service_client._Link(store)
-    line.channel, line.welcomed = script, True  # type: ignore[assignment]  # Connector and channel.
+    link = store._link = service_client._Link(store)
+    link.channel, link.welcomed = script, True  # type: ignore[assignment]  # Connector and channel.
     store._flush()
     assert len(script.asked) == asked
     with pytest.raises((MetadataUnavailable, asyncio.CancelledError)):
         await call
-    store._line = None
+    store._link = None
     await store.close()
 
 

@@ -782,8 +782,8 @@ async def test_owner_buffers_few_large_answers_at_a_time(
 
 def transport_of(store: MetadataStore) -> asyncio.Transport:
     assert isinstance(store, StoreClient)
-    assert store._line is not None
-    transport = store._line.channel._transport  # type: ignore[attr-defined]  # A socket's transport.
+    assert store._link is not None
+    transport = store._link.channel._transport  # type: ignore[attr-defined]  # A socket's transport.
     assert isinstance(transport, asyncio.Transport)
     return transport
 
