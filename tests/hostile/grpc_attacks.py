@@ -1,6 +1,6 @@
 """Hostile connections to a log server's gRPC port: hand-made HTTP/2 frames that no client library sends.
 
-Bad requests that a client library can send are refused with a status (`test_guarded_doors.py`).
+Bad requests that a client library can send are refused with a status (`test_attacks_on_tls_ports.py`).
 
 `python -m tests.hostile.grpc_attacks HOST PORT NAME SECONDS COUNT AUTHORITY CERTIFICATE KEY` sends COUNT attacks of a kind
 each second, without a certificate if CERTIFICATE is empty. It is a separate process, so that the attackers' own cost is

@@ -41,10 +41,22 @@ def ask(method: str, url: str, body: Any = None) -> tuple[int, Any]:
 
 
 def pause_and_resume(api: str) -> None:
-    """Pauses and resumes recovery, each long enough to be noticed."""
-    for enabled in (False, True):
+    """Pauses and resumes recovery, each until the change is listed as an event."""
+    for enabled, kind in ((False, "recovery-paused"), (True, "recovery-resumed")):
+        before = newest(api, kind)
         assert ask("PUT", f"{api}/recovery/switch", {"enabled": enabled})[0] == 200
-        time.sleep(0.5)
+        deadline = time.monotonic() + PATIENCE_S
+        while newest(api, kind) == before:
+            assert time.monotonic() < deadline, f"no event {kind}"
+            time.sleep(0.1)
+
+
+def newest(api: str, kind: str) -> list[Any]:
+    """The newest event of this kind, in a list; an empty list if there is none."""
+    status, found = ask("GET", f"{api}/events?kind={kind}&limit=1")
+    assert status == 200, found
+    events: list[Any] = found["events"]
+    return events
 
 
 @defect(
@@ -53,16 +65,10 @@ def pause_and_resume(api: str) -> None:
 )
 def test_cluster_events_are_listed(api: str) -> None:
     pause_and_resume(api)
-    end = time.monotonic() + PATIENCE_S
-    while True:
-        status, found = ask("GET", f"{api}/events?kind=recovery-resumed&limit=1")
-        assert status == 200, found
-        if found["events"] or time.monotonic() > end:
-            break
-        time.sleep(0.1)
-    (event,) = found["events"]
+    (event,) = newest(api, "recovery-resumed")
     assert event["text"] == "Repair goes on."
     status, found = ask("GET", f"{api}/events")
+    assert status == 200, found
     assert {"recovery-paused", "auditor"} <= {each["kind"] for each in found["events"]}
 
 

@@ -33,7 +33,7 @@ from rollbook.proto.errors import (
 from rollbook.proto.quorum import Quorum
 from tests.regressions.lone_server import Site
 from tests.spark.pipes import Pipes, hash_of, measured, xxhash64
-from tests.spark.test_driven import numbered, replace
+from tests.spark.test_source_without_jvm import numbered, replace
 
 SMALL = SplitLimits(records_max=400)
 

@@ -16,7 +16,7 @@ from rollbook.proto.errors import ArchiveDamaged, MirrorHeld, NoSuchArchive, NoS
 from tests.regressions.lone_server import Site
 from tests.spark.drive import forget_process
 from tests.spark.pipes import Pipes
-from tests.spark.test_driven import numbered
+from tests.spark.test_source_without_jvm import numbered
 
 
 @pytest.fixture

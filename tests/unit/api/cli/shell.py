@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from rollbook.api.cli import main as cli
+from tests.support import commands
 
 
 class Shell:
@@ -33,3 +34,10 @@ class Shell:
 
     def json(self, *words: str | int) -> Any:
         return json.loads(self.run(*words, "-o", "json"))
+
+
+def append_numbers(server: str, log: str, count: int) -> None:
+    """Appends the texts "0", "1" and so on to a log, which is created if needed."""
+    lines = "".join(f"{number}\n" for number in range(count)).encode()
+    at = {"ROLLBOOK_SERVER": server}
+    commands.run("log", "append", log, "--create", stdin=lines, environment=at).check_returncode()

@@ -18,7 +18,7 @@ from tests.rest import browser
 from tests.unit.api.grpc.fake_core import FakeCluster, FakeCore
 from tests.unit.api.rest.http_client import Answer, Client
 from tests.unit.api.rest.log_routes import LOG, RAW
-from tests.unit.api.rest.test_log_server import LOOPBACK, TOKEN
+from tests.unit.api.rest.test_hostile_http_clients import LOOPBACK, TOKEN
 
 SHOP = "https://shop.example"
 RECORDS = f"{LOG}/records"

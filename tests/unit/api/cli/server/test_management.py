@@ -33,7 +33,7 @@ USUAL = "http://127.0.0.1:7500/api/v1"
 
 
 def drain_as_an_operation() -> str:
-    """The section's last script; `tests/unit/docs/test_scaled_down.py` runs the earlier ones."""
+    """The section's last script; `tests/unit/docs/test_scale_down_script.py` runs the earlier ones."""
     text = (REPOSITORY / "docs" / "operations.md").read_text()
     section = text.partition("\n## A cluster scaled down by curl\n")[2].partition("\n## ")[0]
     return str(re.findall(r"(?ms)^```bash\n(.*?)^```", section)[-1])

@@ -43,22 +43,22 @@ from tests.architecture import test_security, test_supply_chain
 from tests.architecture.source import Module
 from tests.architecture.test_security import ROWS
 from tests.support.planting import Patch, planted
+from tests.unit.api.access import test_access_over_grpc_and_http as doors
 from tests.unit.api.access import test_certificate_expiry_watch
-from tests.unit.api.access import test_doors as doors
 from tests.unit.api.access.core import (
     test_access_file,
     test_file_stability,
     test_grants,
     test_quotas,
 )
-from tests.unit.api.access.test_doors import Site
+from tests.unit.api.access.test_access_over_grpc_and_http import Site
 from tests.unit.api.grpc.samples import sample
 from tests.unit.api.rest import test_bookie_admin_server as bookie
-from tests.unit.api.rest import test_log_server as log_server
+from tests.unit.api.rest import test_hostile_http_clients as log_server
 from tests.unit.api.rest import test_server as bookie_server
 from tests.unit.api.rest.fake_admin import FakeAdmin
 from tests.unit.api.rest.http_client import Client
-from tests.unit.logservice.core import test_block_hostile
+from tests.unit.logservice.core import test_hostile_blocks
 
 there, authority, of_server = doors.there, doors.authority, doors.of_server
 token_file = bookie_server.token_file
@@ -270,9 +270,13 @@ FLAWS: Final = (
     ),
     _flaw(
         "checksums are not verified",
-        test_block_hostile.test_flipped_bit_is_refused,
-        (google_crc32c, "value", lambda _: int.from_bytes(test_block_hostile.PLAIN[4:8], "little")),
-        block=test_block_hostile.PLAIN,
+        test_hostile_blocks.test_flipped_bit_is_refused,
+        (
+            google_crc32c,
+            "value",
+            lambda _: int.from_bytes(test_hostile_blocks.PLAIN[4:8], "little"),
+        ),
+        block=test_hostile_blocks.PLAIN,
     ),
     *(
         _flaw(
@@ -300,7 +304,11 @@ FLAWS: Final = (
     _flaw(
         "a promise names a test that does not exist",
         test_security.test_every_security_goal_has_a_test_that_cites_it,
-        (test_security, "ROWS", [*ROWS, ("G1", "tests/unit/api/access/test_doors.py", "test_no")]),
+        (
+            test_security,
+            "ROWS",
+            [*ROWS, ("G1", "tests/unit/api/access/test_access_over_grpc_and_http.py", "test_no")],
+        ),
     ),
 )
 
