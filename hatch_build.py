@@ -21,7 +21,7 @@ class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg]  # Generic 
         root = Path(self.root)
         at_root = {  # What `import rollbook` shows, and that it has types.
             root / "api" / "package_init.py": "rollbook/__init__.py",
-            **{root / "api" / f"_{name}.py": f"rollbook/{name}.py" for name in _NAMES},
+            **{root / "api" / f"public_{name}.py": f"rollbook/{name}.py" for name in _NAMES},
             root / "api" / "py.typed": "rollbook/py.typed",
         }
         if version != "editable":

@@ -5,7 +5,7 @@ turn of the loop each way.
 import asyncio
 from collections.abc import Sequence
 
-from rollbook.proto.metastore.core.messages import FromClient, FromService, HangUp
+from rollbook.proto.metastore.core.service_messages import FromClient, FromService, HangUp
 from rollbook.proto.metastore.service_client import Receiver
 from rollbook.proto.metastore.service_host import Host
 

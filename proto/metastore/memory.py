@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from enum import Enum
 
 from rollbook.proto.errors import MetadataUnavailable
-from rollbook.proto.metastore.core.messages import Ask, FromClient, Sync
-from rollbook.proto.metastore.core.service import Kept
+from rollbook.proto.metastore.core.metadata_service import Kept
+from rollbook.proto.metastore.core.service_messages import Ask, FromClient, Sync
 from rollbook.proto.metastore.local_channel import LocalChannel
 from rollbook.proto.metastore.service_client import (
     OPERATION_TIMEOUT_S,

@@ -25,7 +25,8 @@ from rollbook.proto.errors import (
     SessionExpired,
     Unavailable,
 )
-from rollbook.proto.metastore.core.messages import (
+from rollbook.proto.metastore.core.request_checks import check_ops, check_path
+from rollbook.proto.metastore.core.service_messages import (
     Answer,
     Ask,
     Children,
@@ -44,7 +45,6 @@ from rollbook.proto.metastore.core.messages import (
     WatchNotice,
     Welcome,
 )
-from rollbook.proto.metastore.core.request_checks import check_ops, check_path
 from rollbook.proto.metastore.watch_and_session_streams import SessionWatchers, WatchStream
 from rollbook.proto.ports import (
     ANY_VERSION,

@@ -7,8 +7,13 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
-from rollbook.proto.metastore.core.messages import FromClient, FromService, HangUp
-from rollbook.proto.metastore.core.service import CommitGroup, ConnectionId, Kept, MetadataService
+from rollbook.proto.metastore.core.metadata_service import (
+    CommitGroup,
+    ConnectionId,
+    Kept,
+    MetadataService,
+)
+from rollbook.proto.metastore.core.service_messages import FromClient, FromService, HangUp
 from rollbook.proto.metastore.core.sessions import TICK_NS
 from rollbook.proto.ports import Clock, SessionId
 

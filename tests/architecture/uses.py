@@ -20,10 +20,10 @@ from tests.architecture.source import Module
 # `rollbook/__init__.py` and its neighbours are these files (`hatch_build.py`).
 ROOT_MODULES: Final = {
     "rollbook": "rollbook.api.package_init",
-    "rollbook.aio": "rollbook.api._aio",
-    "rollbook.errors": "rollbook.api._errors",
-    "rollbook.spark": "rollbook.api._spark",
-    "rollbook.wal": "rollbook.api._wal",
+    "rollbook.aio": "rollbook.api.public_aio",
+    "rollbook.errors": "rollbook.api.public_errors",
+    "rollbook.spark": "rollbook.api.public_spark",
+    "rollbook.wal": "rollbook.api.public_wal",
 }
 _FUNCTIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef)
 

@@ -13,8 +13,8 @@ from dataclasses import replace
 from typing import Any, Final
 from unittest import mock
 
+from rollbook.proto.metastore.core.metadata_service import CommitGroup, Kept, MetadataService
 from rollbook.proto.metastore.core.request_checks import ROOT, parent_of
-from rollbook.proto.metastore.core.service import CommitGroup, Kept, MetadataService
 from rollbook.proto.runtime.metastore import embedded_sqlite
 from rollbook.proto.runtime.metastore.embedded_sqlite import StoreFile
 from tests.crash.judge import LOG

@@ -79,9 +79,9 @@ def info(access: "LogAccess", url: str | None, output: str) -> None:
     """
     metadata = metadata_or_server(click.get_current_context(), url)
     if metadata is None:
-        from rollbook.api.cli.cluster import info_from_servers
+        from rollbook.api.cli.cluster import info_from_log_servers
 
-        facts, servers = info_from_servers.look_at_cluster(access)
+        facts, servers = info_from_log_servers.look_at_cluster(access)
         if output != "table":
             show_facts({**facts, "servers": servers}, output)
             return
@@ -123,9 +123,9 @@ def health(access: "LogAccess", url: str | None, output: str) -> None:
 
     metadata = metadata_or_server(click.get_current_context(), url)
     if metadata is None:
-        from rollbook.api.cli.cluster import info_from_servers
+        from rollbook.api.cli.cluster import info_from_log_servers
 
-        verdict, members = info_from_servers.look_at_health(access)
+        verdict, members = info_from_log_servers.look_at_health(access)
     else:
         verdict, members = look_at_health(metadata.url)
     if output != "table":

@@ -166,7 +166,7 @@ async def _dashboard(
         return
     # FastAPI takes a third of a second to load.
     from rollbook.api.cli.dev.asgi_admin_client import local_pages
-    from rollbook.api.cli.server.management import ProcessAccess, audit_of, management
+    from rollbook.api.cli.server.management_http import ProcessAccess, audit_of, management
     from rollbook.api.dashboard.page_dependencies import OwnProcess
     from rollbook.api.dashboard.viewer_log_client import LogTls
     from rollbook.api.rest.server import HttpConfig

@@ -329,7 +329,7 @@ async def _pages(settings: RecoverySettings, server: RecoveryServer) -> AsyncIte
         yield ""
         return
     # Imported here because FastAPI takes a third of a second to load.
-    from rollbook.api.cli.server.management import ProcessAccess, management
+    from rollbook.api.cli.server.management_http import ProcessAccess, management
     from rollbook.api.dashboard.page_dependencies import OwnProcess
     from rollbook.api.dashboard.viewer_log_client import LogTls
     from rollbook.api.rest.metrics_server import start_metrics_page

@@ -16,12 +16,12 @@ from enum import Enum
 from typing import Final, cast
 
 from rollbook.proto.errors import BadConfig, BadFrame, MetadataUnavailable, NoSuchCluster
-from rollbook.proto.metastore.core.codec import (
+from rollbook.proto.metastore.core.service_codec import (
     ANSWER_FRAME_BYTES_MAX,
     pack_from_client,
     unpack_from_service,
 )
-from rollbook.proto.metastore.core.messages import FromClient
+from rollbook.proto.metastore.core.service_messages import FromClient
 from rollbook.proto.metastore.service_client import Receiver, ServiceChannel
 from rollbook.proto.ports import Clock, Randomness
 from rollbook.proto.runtime.metastore.embedded_owner import (

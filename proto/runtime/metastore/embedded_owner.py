@@ -28,12 +28,13 @@ from typing import Any, Final, Self, cast
 import structlog
 
 from rollbook.proto.errors import BadConfig, BadFrame
-from rollbook.proto.metastore.core.codec import (
+from rollbook.proto.metastore.core.metadata_service import CommitGroup
+from rollbook.proto.metastore.core.service_codec import (
     REQUEST_FRAME_BYTES_MAX,
     pack_from_service,
     unpack_from_client,
 )
-from rollbook.proto.metastore.core.messages import (
+from rollbook.proto.metastore.core.service_messages import (
     Answer,
     Ask,
     FromClient,
@@ -41,7 +42,6 @@ from rollbook.proto.metastore.core.messages import (
     HangUp,
     Hello,
 )
-from rollbook.proto.metastore.core.service import CommitGroup
 from rollbook.proto.metastore.local_channel import LocalChannel
 from rollbook.proto.metastore.service_client import Receiver
 from rollbook.proto.metastore.service_host import Host

@@ -37,7 +37,7 @@ from rollbook.proto.errors import (
     UnsupportedVersion,
 )
 from rollbook.proto.metastore.core.disk_space_limit import ROOMY_BYTES
-from rollbook.proto.metastore.core.service import CommitGroup, Kept
+from rollbook.proto.metastore.core.metadata_service import CommitGroup, Kept
 from rollbook.proto.metastore.core.tree import NodeRow, Tree
 from rollbook.proto.ports import SessionId
 from rollbook.proto.runtime.system_error_text import MAKE_ROOM

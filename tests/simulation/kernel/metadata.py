@@ -18,7 +18,8 @@ from struct import Struct
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from rollbook.proto.errors import NoSuchNode, RollbookError, SessionExpired
-from rollbook.proto.metastore.core.messages import (
+from rollbook.proto.metastore.core.metadata_service import CommitGroup, Kept, MetadataService
+from rollbook.proto.metastore.core.service_messages import (
     Answer,
     Ask,
     Children,
@@ -32,7 +33,6 @@ from rollbook.proto.metastore.core.messages import (
     WatchNotice,
     Welcome,
 )
-from rollbook.proto.metastore.core.service import CommitGroup, Kept, MetadataService
 from rollbook.proto.metastore.core.tree import NodeRow, Tree
 from rollbook.proto.metastore.service_client import (
     OPERATION_TIMEOUT_S,

@@ -16,7 +16,7 @@ from rollbook.proto.errors import (
     RollbookError,
 )
 from rollbook.proto.metastore import service_client
-from rollbook.proto.metastore.core.messages import (
+from rollbook.proto.metastore.core.service_messages import (
     Answer,
     Ask,
     FromClient,

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from rollbook.proto.metastore.core.service import CommitGroup, Kept
+from rollbook.proto.metastore.core.metadata_service import CommitGroup, Kept
 from rollbook.proto.metastore.core.tree import Tree
 from rollbook.proto.metastore.memory import MemoryLine
 from rollbook.proto.metastore.service_client import StoreClient

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rollbook.api.cli.cluster.health import judge
-from rollbook.api.cli.cluster.info_from_servers import verdict
+from rollbook.api.cli.cluster.info_from_log_servers import verdict
 from rollbook.logservice.log_config import DEFAULT_QUORUM
 from rollbook.logservice.messages import Obstacle, ObstacleKind, Outage, ServiceLimits
 from tests.support import commands

@@ -27,7 +27,7 @@ from rollbook.proto.errors import (
     RollbookError,
     UnsupportedVersion,
 )
-from rollbook.proto.metastore.core.service import CommitGroup
+from rollbook.proto.metastore.core.metadata_service import CommitGroup
 from rollbook.proto.metastore.service_client import CLOSE_TIMEOUT_S, StoreClient
 from rollbook.proto.ports import (
     CreateMode,

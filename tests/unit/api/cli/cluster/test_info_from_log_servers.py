@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import pytest
 
-from rollbook.api.cli.cluster.info_from_servers import verdict
+from rollbook.api.cli.cluster.info_from_log_servers import verdict
 from rollbook.logservice import messages
 from rollbook.proto.cluster.cluster_root import initialise
 from rollbook.proto.metastore.url import MetadataUrl

@@ -40,7 +40,7 @@ from rollbook.proto.errors import (
     RollbookError,
     SessionExpired,
 )
-from rollbook.proto.metastore.core.messages import (
+from rollbook.proto.metastore.core.service_messages import (
     Answer,
     Ask,
     Children,

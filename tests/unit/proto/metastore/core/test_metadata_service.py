@@ -11,7 +11,8 @@ from rollbook.proto.errors import (
     RollbookError,
     SessionExpired,
 )
-from rollbook.proto.metastore.core.messages import (
+from rollbook.proto.metastore.core.metadata_service import CommitGroup, Kept, MetadataService
+from rollbook.proto.metastore.core.service_messages import (
     Answer,
     Ask,
     Children,
@@ -30,7 +31,6 @@ from rollbook.proto.metastore.core.messages import (
     WatchNotice,
     Welcome,
 )
-from rollbook.proto.metastore.core.service import CommitGroup, Kept, MetadataService
 from rollbook.proto.metastore.core.sessions import TICK_NS
 from rollbook.proto.metastore.core.tree import NodeRow, Tree
 from rollbook.proto.ports import (
@@ -327,7 +327,7 @@ def test_stopped_watch_gets_no_events(world: World) -> None:
 def test_number_of_watches_per_client_is_limited(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rollbook.proto.metastore.core.service.WATCHES_MAX", 2)
+    monkeypatch.setattr("rollbook.proto.metastore.core.metadata_service.WATCHES_MAX", 2)
     world.connect(1)
     for watch_id in (1, 2):
         world.ask(1, StartWatch(watch_id, "/a", recursive=False, since=None))

@@ -16,7 +16,8 @@ from typing import Final
 
 from rollbook.proto.errors import Overloaded, RollbookError, SessionExpired
 from rollbook.proto.metastore.core.disk_space_limit import FreeSpace
-from rollbook.proto.metastore.core.messages import (
+from rollbook.proto.metastore.core.request_checks import check_ops, check_path
+from rollbook.proto.metastore.core.service_messages import (
     Answer,
     Children,
     EndSession,
@@ -35,7 +36,6 @@ from rollbook.proto.metastore.core.messages import (
     WatchNotice,
     Welcome,
 )
-from rollbook.proto.metastore.core.request_checks import check_ops, check_path
 from rollbook.proto.metastore.core.sessions import SessionTable
 from rollbook.proto.metastore.core.tree import Applied, NodeRow, Tree
 from rollbook.proto.metastore.core.watches import WatchTable

@@ -16,14 +16,15 @@ from rollbook.proto.errors import (
     RollbookError,
     SessionExpired,
 )
-from rollbook.proto.metastore.core.codec import (
+from rollbook.proto.metastore.core.request_checks import REQUEST_BYTES_MAX, check_ops
+from rollbook.proto.metastore.core.service_codec import (
     REQUEST_FRAME_BYTES_MAX,
     pack_from_client,
     pack_from_service,
     unpack_from_client,
     unpack_from_service,
 )
-from rollbook.proto.metastore.core.messages import (
+from rollbook.proto.metastore.core.service_messages import (
     Answer,
     Ask,
     Children,
@@ -40,7 +41,6 @@ from rollbook.proto.metastore.core.messages import (
     WatchNotice,
     Welcome,
 )
-from rollbook.proto.metastore.core.request_checks import REQUEST_BYTES_MAX, check_ops
 from rollbook.proto.ports import (
     Check,
     Create,
