@@ -26,7 +26,7 @@ import structlog
 from rollbook.ledger.bookie_client import RECEIVE_BYTES, AddChannel, AddSink, BookieClient
 from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.core.add_pipeline import DEADLINE_TICKS
-from rollbook.ledger.core.health import Health
+from rollbook.ledger.core.bookie_quarantine import Health
 from rollbook.ledger.shared_writer_timer import SharedTimer
 from rollbook.ledger.tick_flush import TickFlush
 from rollbook.proto.cluster.bookie_watcher import BookieWatcher, LiveBookies

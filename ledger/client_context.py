@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from rollbook.ledger.bookie_pool import Bookies
 from rollbook.ledger.config import ClientConfig
-from rollbook.ledger.core.health import Health
+from rollbook.ledger.core.bookie_quarantine import Health
 from rollbook.ledger.core.placement import Placement
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes
 from rollbook.proto.ports import Clock, Randomness

@@ -21,8 +21,8 @@ from typing import Final, Self
 from rollbook.ledger.bookie_pool import Bookies
 from rollbook.ledger.client_context import ClientContext
 from rollbook.ledger.config import ClientConfig
+from rollbook.ledger.core.bookie_quarantine import Health
 from rollbook.ledger.core.copy_comparison import LedgerVerification
-from rollbook.ledger.core.health import Health
 from rollbook.ledger.core.placement import Placement
 from rollbook.ledger.lost_bookie_watch import LostBookieWatch
 from rollbook.ledger.quarantine_probe import pardon_those_that_answer

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 
 from rollbook.ledger.bookie_pool import Bookies
-from rollbook.ledger.core.health import Health
+from rollbook.ledger.core.bookie_quarantine import Health
 from rollbook.proto.ids import BookieId
 from rollbook.proto.ports import Clock
 from rollbook.proto.wire.messages import BookieInfoReply, GetBookieInfo

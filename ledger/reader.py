@@ -16,7 +16,7 @@ from typing import Final, Self
 from rollbook.ledger.bookie_pool import Bookies
 from rollbook.ledger.concurrent_calls import UNTIL_HEARD, ConcurrentCalls
 from rollbook.ledger.config import ClientConfig
-from rollbook.ledger.core.health import Health
+from rollbook.ledger.core.bookie_quarantine import Health
 from rollbook.ledger.core.lac_reply_check import judge_lac
 from rollbook.ledger.core.lac_survey import LacSurvey
 from rollbook.ledger.follower import EntryTail, Follower

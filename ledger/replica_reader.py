@@ -14,8 +14,8 @@ import structlog
 from rollbook.ledger.bookie_pool import Bookies
 from rollbook.ledger.concurrent_calls import ConcurrentCalls, error_of
 from rollbook.ledger.config import ClientConfig
+from rollbook.ledger.core.bookie_quarantine import Health
 from rollbook.ledger.core.entry_checks import consecutive, unpack_batch
-from rollbook.ledger.core.health import Health
 from rollbook.ledger.core.read_plan import (
     BATCH_FACTOR,
     CopySearch,

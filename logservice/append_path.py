@@ -24,11 +24,11 @@ from rollbook.ledger.writer import LedgerWriter
 from rollbook.logservice.core.control_blocks import Barrier, Control, pack_control
 from rollbook.logservice.core.pending_commits import PendingCommits
 from rollbook.logservice.core.producers import AppendedBatch
-from rollbook.logservice.core.read_barrier import Barriers
 from rollbook.logservice.core.record_block import BlockInfo, stamped
 from rollbook.logservice.core.replayed_state import LogMemory
 from rollbook.logservice.core.roll_rules import SegmentLength, SegmentLimits
 from rollbook.logservice.core.sequencer import Sequencer, is_passing
+from rollbook.logservice.core.tail_barrier import Barriers
 from rollbook.logservice.ids import LogName, Offset, OwnerEpoch, SegmentId
 from rollbook.logservice.log_config import LogConfig, WriterMode
 from rollbook.logservice.messages import AppendAck, Condition

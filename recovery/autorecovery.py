@@ -26,12 +26,12 @@ from rollbook.proto.ids import BookieId, LedgerId
 from rollbook.proto.ports import Clock, MetadataStore, Randomness
 from rollbook.proto.tasks import TaskGroup
 from rollbook.recovery.auditor import Auditor
-from rollbook.recovery.bookie_restore_scheduler import DoubtsOf, RestoreScheduler
 from rollbook.recovery.callback_sender import CallbackSender, Post
 from rollbook.recovery.cluster_event_log import ClusterEventLog
 from rollbook.recovery.config import AuditConfig, HealConfig, StewardConfig, WorkerConfig
 from rollbook.recovery.drain_steward import Steward
 from rollbook.recovery.drain_task_nodes import STEWARD
+from rollbook.recovery.heal_scheduler import DoubtsOf, HealScheduler
 from rollbook.recovery.ledger_checks import Checks
 from rollbook.recovery.ledger_index import LedgerIndex
 from rollbook.recovery.metastore_outage_retries import patiently, until_done
@@ -164,9 +164,7 @@ class RecoveryServer:
     def _add_steward(self) -> None:
         clock, marks, doubts_of = self._clock, self._marks, self._ports.doubts_of
         doubts = (
-            RestoreScheduler(
-                self.ledgers, self._watcher, marks, clock, doubts_of, self._config.heal
-            )
+            HealScheduler(self.ledgers, self._watcher, marks, clock, doubts_of, self._config.heal)
             if doubts_of
             else None
         )

@@ -6,7 +6,7 @@ which may be Java's and knows of neither task.
                         │
                         └──► bookie_ledger_scan.py ──► Drained      `core/bookie_drain_states.py`
     incarnations ─────────────────────► tasks ──► known_incarnations.py
-    doubts of bookies ────────────────► bookie_restore_scheduler.py
+    doubts of bookies ────────────────► heal_scheduler.py
 
 - A bookie becomes Drained only when a complete walk finds no ledger that names it; the walk begins after the
   bookie was seen read-only or down. A ledger that names it later makes it Draining again (LC4).
@@ -48,13 +48,13 @@ from rollbook.proto.ids import BookieId, LedgerId
 from rollbook.proto.ports import Clock, MetadataStore, Randomness, WatchEventKind
 from rollbook.proto.tasks import TaskGroup
 from rollbook.recovery.bookie_ledger_scan import take_census
-from rollbook.recovery.bookie_restore_scheduler import DoubtState, RestoreScheduler
 from rollbook.recovery.config import StewardConfig
 from rollbook.recovery.core.bookie_drain_states import fail, finish, revert
 from rollbook.recovery.core.drain_steps import DrainFacts, Step, is_stuck, next_step
 from rollbook.recovery.core.ledger_index_rows import IndexRow
 from rollbook.recovery.core.repair_failures import Failure
 from rollbook.recovery.drain_task_nodes import DrainTasks
+from rollbook.recovery.heal_scheduler import DoubtState, HealScheduler
 from rollbook.recovery.known_incarnations import WholeNodes
 from rollbook.recovery.ledger_index import LedgerIndex
 from rollbook.recovery.metastore_outage_retries import patiently, until_done
@@ -99,7 +99,7 @@ class Steward:
         index: LedgerIndex,
         marks: Marks,
         config: StewardConfig,
-        doubts: RestoreScheduler | None = None,
+        doubts: HealScheduler | None = None,
     ) -> None:
         """Create a steward that uses a started `watcher`, an `index` that its owner updates, and `marks` with
         the locks of this session. Without `doubts`, no bookie in doubt is healed.

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import Final
 
-from rollbook.ledger.core.health import Health
+from rollbook.ledger.core.bookie_quarantine import Health
 from rollbook.proto.cluster.bookie_watcher import LiveBookies
 from rollbook.proto.errors import NotEnoughBookies
 from rollbook.proto.ids import BookieId

@@ -1,6 +1,6 @@
 """Finds out whether the page cache holds a range of a file, and reads a range completely.
 
-A cached range can be read on the loop; `direct_reads.py` and `read_ahead.py` read what is not cached.
+A cached range can be read on the loop; `direct_reads.py` and `file_read_ahead.py` read what is not cached.
 """
 
 import mmap

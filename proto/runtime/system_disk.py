@@ -26,10 +26,10 @@ from rollbook.proto.errors import DirectoryInUse
 from rollbook.proto.ports import Buffer, DiskSpace, FileStat, OpenMode
 from rollbook.proto.runtime.direct_reads import DirectFiles, read_cold
 from rollbook.proto.runtime.disk_threads import Threads
+from rollbook.proto.runtime.file_read_ahead import Ahead, foresee
 from rollbook.proto.runtime.fsync_and_fallocate import reserve, sync_data
 from rollbook.proto.runtime.page_cache_limit import WrittenLately
 from rollbook.proto.runtime.page_cache_probe import probe_page_cache, read_fully
-from rollbook.proto.runtime.read_ahead import Ahead, foresee
 
 T = TypeVar("T")
 

@@ -15,7 +15,7 @@ import structlog
 from rollbook.ledger.bookie_pool import Bookies
 from rollbook.ledger.client_context import ClientContext
 from rollbook.ledger.config import ClientConfig
-from rollbook.ledger.core.health import Health
+from rollbook.ledger.core.bookie_quarantine import Health
 from rollbook.ledger.core.placement import Placement
 from rollbook.ledger.writer import LedgerWriter
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes, StoredLedger

@@ -14,10 +14,10 @@ from rollbook.api.cli.recovery.possible_loss_adapters import AdminDoubts
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.proto.errors import BadConfig, BookieUnreachable, InvalidRequest
 from rollbook.proto.ids import LEDGER_ID_MAX, BookieId, parse_bookie_id
-from rollbook.recovery.bookie_entry_restorer import BookieRestorer, Healing
 from rollbook.recovery.config import HealConfig
 from rollbook.recovery.core.entry_spans import WHOLE, EntrySpan
-from rollbook.recovery.ledger_entry_restorer import HealingOutcome, LedgerHealing
+from rollbook.recovery.ledger_loss_healer import HealingOutcome, LedgerHealing
+from rollbook.recovery.possible_loss_healer import Healing, PossibleLossHealer
 
 _MIB: Final = 1024 * 1024
 _WAITING: Final = 5
@@ -47,7 +47,7 @@ def heal_bookie(
         url = http or _pages_of(ledgers, bookie_id)
         tls = (access.tls_certificate, access.tls_key)
         client = AdminClient(url, token_file, ca_file, *tls, insecure)
-        healer = BookieRestorer(
+        healer = PossibleLossHealer(
             ledgers,
             bookie_id,
             AdminDoubts(client),

@@ -57,8 +57,8 @@ from rollbook.recovery.autorecovery import (
     RecoveryPorts,
     RecoveryServer,
 )
-from rollbook.recovery.bookie_restore_scheduler import DoubtsOf
 from rollbook.recovery.config import AuditConfig, HealConfig, StewardConfig, WorkerConfig
+from rollbook.recovery.heal_scheduler import DoubtsOf
 from rollbook.recovery.possible_losses_port import BookieDoubts
 from rollbook.recovery.stats import PART, RecoveryStats
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from rollbook.ledger.bookie_pool import AddChannel, Bookies
 from rollbook.ledger.config import ClientConfig
-from rollbook.ledger.core.health import Health
+from rollbook.ledger.core.bookie_quarantine import Health
 from rollbook.proto.cluster.bookie_watcher import BookieWatcher, LiveBookies
 from rollbook.proto.errors import NoSuchEntry, RollbookError
 from rollbook.proto.formats.service_info import BookieServiceInfo, describe_bookie

@@ -23,14 +23,13 @@ from rollbook.proto.ports import Delete, Set, WatchEventKind
 from rollbook.proto.quorum import Quorum
 from rollbook.proto.wire.entry_list import EntryList
 from rollbook.recovery import (
-    bookie_restore_scheduler,
     drain_steward,
+    heal_scheduler,
     ledger_checks,
-    ledger_entry_restorer,
+    ledger_loss_healer,
     worker,
 )
 from rollbook.recovery.bookie_decommission import RemovalCheck
-from rollbook.recovery.bookie_restore_scheduler import RestoreScheduler
 from rollbook.recovery.copier import Copied
 from rollbook.recovery.core.auditor_rules import Losses
 from rollbook.recovery.core.drain_steps import DrainFacts, Step, is_final
@@ -40,9 +39,10 @@ from rollbook.recovery.core.ledger_checks import Requests
 from rollbook.recovery.core.repair_failures import Failure, after_failure
 from rollbook.recovery.core.repair_plan import Action, RepairOutcome, SlotRepair
 from rollbook.recovery.drain_steward import Steward
+from rollbook.recovery.heal_scheduler import HealScheduler
 from rollbook.recovery.ledger_checks import Checks
-from rollbook.recovery.ledger_entry_restorer import LedgerRestorer
 from rollbook.recovery.ledger_index import LedgerIndex
+from rollbook.recovery.ledger_loss_healer import LedgerLossHealer
 from rollbook.recovery.ledger_repair import LedgerRepair, Repair
 from rollbook.recovery.repair_failure_nodes import BadCopies
 from rollbook.recovery.worker import Worker
@@ -287,14 +287,14 @@ def _anybody_will_do(*_: Any) -> tuple[int, BookieId]:
     return 0, BookieId("b1")
 
 
-def _is_due_once(self: RestoreScheduler, bookie: BookieId) -> bool:
+def _is_due_once(self: HealScheduler, bookie: BookieId) -> bool:
     return bookie not in self._failures
 
 
-_on_healing = RestoreScheduler._on_healing
+_on_healing = HealScheduler._on_healing
 
 
-def _tell_each_time(self: RestoreScheduler, bookie: BookieId, state: Any, healing: Any) -> None:
+def _tell_each_time(self: HealScheduler, bookie: BookieId, state: Any, healing: Any) -> None:
     state.lost = 0
     _on_healing(self, bookie, state, healing)
 
@@ -563,42 +563,42 @@ CLUSTER_MUTANTS: Final = (
         "cluster-doubts-stay",
         "No bookie is asked what it doubts (DH1).",
         _BUDGET,
-        ((RestoreScheduler, "_look_at", _pass),),
+        ((HealScheduler, "_look_at", _pass),),
         drill="doubts",
     ),
     ClusterMutant(
         "cluster-doubts-fence",
         "A ledger is closed to end a doubt, though its writer lives (DH3).",
         _BUDGET,
-        ((LedgerRestorer, "_may_close", _grace_is_over),),
+        ((LedgerLossHealer, "_may_close", _grace_is_over),),
         drill="doubts",
     ),
     ClusterMutant(
         "cluster-heals-hot",
         "A healing that left something is repeated without a pause (DH2).",
         _BUDGET,
-        ((bookie_restore_scheduler, "after_failure", _retry_at_once),),
+        ((heal_scheduler, "after_failure", _retry_at_once),),
         drill="doubts",
     ),
     ClusterMutant(
         "cluster-heals-once",
         "A healing that left something is not repeated (DH2).",
         _BUDGET,
-        ((RestoreScheduler, "_is_due", _is_due_once),),
+        ((HealScheduler, "_is_due", _is_due_once),),
         drill="doubts",
     ),
     ClusterMutant(
         "cluster-tells-losses-again",
         "Entries that have no copy are reported by each healing (DH4).",
         _BUDGET,
-        ((RestoreScheduler, "_on_healing", _tell_each_time),),
+        ((HealScheduler, "_on_healing", _tell_each_time),),
         drill="last_copies",
     ),
     ClusterMutant(
         "cluster-gives-up",
         "A healing that nobody asked for ends the doubt about entries that have no copy (DH4, HL1).",
         _BUDGET,
-        ((ledger_entry_restorer, "judge", _give_up),),
+        ((ledger_loss_healer, "judge", _give_up),),
         drill="last_copies",
     ),
     ClusterMutant(

@@ -31,15 +31,15 @@ from rollbook.proto.ports import Create, Delete, Set
 from rollbook.recovery import (
     autorecovery,
     bookie_decommission,
-    bookie_restore_scheduler,
     drain_steward,
+    heal_scheduler,
     ledger_checks,
 )
 from rollbook.recovery.autorecovery import RecoveryServer
 from rollbook.recovery.bookie_ledger_scan import take_census
-from rollbook.recovery.bookie_restore_scheduler import RestoreScheduler
 from rollbook.recovery.core import drain_steps, repair_failures
 from rollbook.recovery.drain_steward import Steward
+from rollbook.recovery.heal_scheduler import HealScheduler
 from rollbook.recovery.ledger_repair import LedgerRepair
 from tests.simulation.checkers.cluster import ClusterChecker
 from tests.simulation.checkers.ledger import LedgerChecker
@@ -602,13 +602,13 @@ class _Run(Stage):
                 run._sleeps[self.name].append((fell_s, run.world.now))
             kill(self)
 
-        heal, fail = RestoreScheduler._heal, RestoreScheduler._fail
+        heal, fail = HealScheduler._heal, HealScheduler._fail
 
-        async def heal_and_tell(self: RestoreScheduler, bookie: BookieId, *arguments: Any) -> None:
+        async def heal_and_tell(self: HealScheduler, bookie: BookieId, *arguments: Any) -> None:
             run.judge.on_healing(id(self), bookie)
             await heal(self, bookie, *arguments)
 
-        def fail_and_tell(self: RestoreScheduler, bookie: BookieId, *arguments: Any) -> None:
+        def fail_and_tell(self: HealScheduler, bookie: BookieId, *arguments: Any) -> None:
             run.judge.on_healing_failed(id(self), bookie)
             fail(self, bookie, *arguments)
 
@@ -640,9 +640,9 @@ class _Run(Stage):
         return [
             (RecoveryServer, "_keep_running", keep_running),
             (LedgerRepair, "_copy", copy_and_tell),
-            (RestoreScheduler, "_heal", heal_and_tell),
-            (RestoreScheduler, "_fail", fail_and_tell),
-            (bookie_restore_scheduler, "logger", Logger()),
+            (HealScheduler, "_heal", heal_and_tell),
+            (HealScheduler, "_fail", fail_and_tell),
+            (heal_scheduler, "logger", Logger()),
             (Node, "pause", fall_asleep),
             (Node, "resume", wake),
             (Node, "kill", end_its_sleep),

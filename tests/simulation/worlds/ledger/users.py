@@ -29,8 +29,8 @@ from rollbook.proto.metadata import LedgerState
 from rollbook.proto.ports import MetadataStore
 from rollbook.proto.quorum import Quorum
 from rollbook.proto.wire.digest import DigestType
-from rollbook.recovery.bookie_entry_restorer import BookieRestorer
 from rollbook.recovery.config import HealConfig
+from rollbook.recovery.possible_loss_healer import PossibleLossHealer
 from rollbook.recovery.possible_losses_port import BookieDoubts
 from tests.simulation.checkers.ledger import PAYLOAD_BYTES_MIN, LedgerChecker
 from tests.simulation.history import NEVER, Append, History
@@ -436,7 +436,7 @@ class Users:
         doubts = self._sums.doubts_of(name)
         if doubts is None:
             return False
-        healer = BookieRestorer(ledgers, BookieId(name), doubts, _HEALING, includes_all=True)
+        healer = PossibleLossHealer(ledgers, BookieId(name), doubts, _HEALING, includes_all=True)
         try:
             async with asyncio.timeout(seconds):
                 healing = await self._timed("heal", healer.heal())

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollbook.ledger.core.health import Health
+from rollbook.ledger.core.bookie_quarantine import Health
 from rollbook.ledger.core.placement import Placement
 from rollbook.proto.cluster.bookie_watcher import LiveBookies
 from rollbook.proto.errors import NotEnoughBookies

@@ -618,8 +618,8 @@ async def test_prefetched_bytes_are_limited_and_expire(
         return real_read(descriptor, length, position)
 
     monkeypatch.setattr(os, "pread", read)
-    monkeypatch.setattr("rollbook.proto.runtime.read_ahead._AHEAD_BYTES_MAX", 16)
-    monkeypatch.setattr("rollbook.proto.runtime.read_ahead.time.monotonic", lambda: now_s)
+    monkeypatch.setattr("rollbook.proto.runtime.file_read_ahead._AHEAD_BYTES_MAX", 16)
+    monkeypatch.setattr("rollbook.proto.runtime.file_read_ahead.time.monotonic", lambda: now_s)
     file = await disk.open(str(tmp_path / "f"), OpenMode.READ)
     for position in (0, 4, 1, 5):  # There is room for two of these.
         file.prefetch(position, 4)

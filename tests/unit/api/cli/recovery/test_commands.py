@@ -12,9 +12,9 @@ from rollbook.api.cli.recovery.heal_bookie import accepted_of, summary
 from rollbook.ledger.open_client import connect
 from rollbook.proto.errors import InvalidRequest
 from rollbook.proto.ids import BookieId, LedgerId
-from rollbook.recovery.bookie_entry_restorer import Healing
 from rollbook.recovery.core.entry_spans import WHOLE, EntrySpan
-from rollbook.recovery.ledger_entry_restorer import HealingOutcome, LedgerHealing
+from rollbook.recovery.ledger_loss_healer import HealingOutcome, LedgerHealing
+from rollbook.recovery.possible_loss_healer import Healing
 from tests.support import bookies, commands, processes
 
 PATIENCE_S = 120.0

@@ -16,13 +16,13 @@ from rollbook.proto.ids import BookieId
 from rollbook.proto.metadata import LedgerState
 from rollbook.proto.runtime.clock import SystemClock
 from rollbook.proto.tasks import TaskGroup
-from rollbook.recovery import bookie_restore_scheduler
-from rollbook.recovery.bookie_restore_scheduler import RestoreScheduler
+from rollbook.recovery import heal_scheduler
 from rollbook.recovery.config import HealConfig
+from rollbook.recovery.heal_scheduler import HealScheduler
 from rollbook.recovery.possible_losses_port import BookieDoubts, DoubtsPage
 from tests.support.healing import DirectDoubts
 from tests.support.ledger_cluster import LocalCluster
-from tests.unit.recovery.test_bookie_entry_restorer import (
+from tests.unit.recovery.test_possible_loss_healer import (
     HURT,
     QUICK,
     held_by,
@@ -45,7 +45,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[LocalCluster]:
         yield cluster
 
 
-class CountingHealing(RestoreScheduler):
+class CountingHealing(HealScheduler):
     turns = 0  # Started turns.
 
     async def _turn(self, group: TaskGroup) -> None:
@@ -242,7 +242,7 @@ async def test_entries_without_a_copy_are_reported_once(
         assert event == "bookie_entries_lost"
         reported.append(ledgers)
 
-    monkeypatch.setattr(bookie_restore_scheduler.logger, "error", report)
+    monkeypatch.setattr(heal_scheduler.logger, "error", report)
     async with cluster.connect(QUICK) as ledgers:
         while True:
             writer = await write(ledgers, 3, is_closed=True, ensemble=1, write=1, ack=1)

@@ -1,4 +1,4 @@
-from rollbook.ledger.core.health import QUARANTINE_NS_MAX, QUARANTINE_NS_MIN, Health
+from rollbook.ledger.core.bookie_quarantine import QUARANTINE_NS_MAX, QUARANTINE_NS_MIN, Health
 from rollbook.proto.ids import BookieId
 
 B1, B2 = BookieId("b1"), BookieId("b2")

@@ -1,6 +1,6 @@
 """LS10: a barrier needs an entry that was sent after the request."""
 
-from rollbook.logservice.core.read_barrier import Barriers
+from rollbook.logservice.core.tail_barrier import Barriers
 
 
 def test_append_after_the_request_serves_the_barrier() -> None:

@@ -1,4 +1,4 @@
-"""Heals bookies that have doubts automatically: reads the doubts, and lets `BookieRestorer` restore the entries.
+"""Heals bookies that have doubts automatically: reads the doubts, and lets `PossibleLossHealer` restore the entries.
 
     registered bookies ──► one page of doubts each, now and then ──► a healing for each that has any ──► again, later
 
@@ -31,12 +31,12 @@ from rollbook.proto.errors import RollbookError
 from rollbook.proto.ids import BookieId
 from rollbook.proto.ports import Clock
 from rollbook.proto.tasks import TaskGroup
-from rollbook.recovery.bookie_entry_restorer import BookieRestorer, Healing
 from rollbook.recovery.config import HealConfig
 from rollbook.recovery.core.repair_failures import Failure, after_failure, next_look_s
 from rollbook.recovery.core.repair_plan import GracePeriods
-from rollbook.recovery.ledger_entry_restorer import HealingOutcome
+from rollbook.recovery.ledger_loss_healer import HealingOutcome
 from rollbook.recovery.metastore_outage_retries import patiently
+from rollbook.recovery.possible_loss_healer import Healing, PossibleLossHealer
 from rollbook.recovery.possible_losses_port import BookieDoubts
 
 logger = structlog.get_logger()
@@ -64,7 +64,7 @@ class DoubtState:
     last_error: str = ""
 
 
-class RestoreScheduler:
+class HealScheduler:
     def __init__(
         self,
         ledgers: Ledgers,
@@ -166,7 +166,7 @@ class RestoreScheduler:
             state.ledgers_done, state.ledgers = done, of
 
         logger.info("bookie_healing_started", bookie=bookie, everything=state.doubts_everything)
-        healer = BookieRestorer(
+        healer = PossibleLossHealer(
             self._ledgers,
             bookie,
             doubts,

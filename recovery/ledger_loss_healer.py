@@ -123,7 +123,7 @@ class HealingLimits:
 Settle = Callable[[Sequence[EntrySpan]], Awaitable[None]]
 
 
-class LedgerRestorer:
+class LedgerLossHealer:
     def __init__(
         self,
         ledgers: Ledgers,

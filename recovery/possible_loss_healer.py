@@ -1,7 +1,7 @@
 """Makes one bookie whole again: entries that it answers UNKNOWN for are restored from other copies, or
 found to be unneeded. Then the doubt is settled, and the bookie answers by itself.
 
-Ledgers that the bookie doubts are healed one by one (`ledger_entry_restorer.py`). If it doubts everything, every
+Ledgers that the bookie doubts are healed one by one (`ledger_loss_healer.py`). If it doubts everything, every
 ledger of the cluster that names it is healed, and is fenced there again even if it is closed. When all
 ledgers are whole, the doubt about everything is settled (HL3).
 
@@ -26,11 +26,11 @@ from rollbook.recovery.config import HealConfig
 from rollbook.recovery.copy_limits import ByteBudget, Throttle
 from rollbook.recovery.core.entry_spans import EntrySpan
 from rollbook.recovery.core.possible_losses_in_open_ledgers import Writers
-from rollbook.recovery.ledger_entry_restorer import (
+from rollbook.recovery.ledger_loss_healer import (
     HealingLimits,
     HealingOutcome,
     LedgerHealing,
-    LedgerRestorer,
+    LedgerLossHealer,
     Task,
 )
 from rollbook.recovery.possible_losses_port import BookieDoubts, DoubtsPage
@@ -70,7 +70,7 @@ class Healing:
         return not (self.ledgers[HealingOutcome.WAITING] or self.ledgers[HealingOutcome.LOST])
 
 
-class BookieRestorer:
+class PossibleLossHealer:
     """Heals one bookie, once. Several healers may run at a time, and a healer may die, without harm."""
 
     def __init__(
@@ -191,14 +191,14 @@ class BookieRestorer:
 
     def _healer_of(
         self, found: LedgerHealing, ranges: tuple[EntrySpan, ...], stamp: str, everything: bool
-    ) -> LedgerRestorer:
+    ) -> LedgerLossHealer:
         ledger_id = found.ledger_id
 
         async def settle(settled: Sequence[EntrySpan]) -> None:
             await self._doubts.settle(stamp, ledger_id, list(settled))
 
         accepted = self._accepted.get(ledger_id, ())
-        return LedgerRestorer(
+        return LedgerLossHealer(
             self._ledgers,
             self._bookie,
             Task(ledger_id, ranges, everything, self._includes_all, accepted),

@@ -25,10 +25,10 @@ from rollbook.proto.ids import BookieId, LedgerId
 from rollbook.proto.metadata import LedgerState
 from rollbook.proto.wire.digest import DigestType
 from rollbook.proto.wire.entry_list import EntryList
-from rollbook.recovery.bookie_entry_restorer import BookieRestorer, Healing
 from rollbook.recovery.config import HealConfig
 from rollbook.recovery.core.entry_spans import WHOLE, EntrySpan
-from rollbook.recovery.ledger_entry_restorer import HealingOutcome, LedgerRestorer
+from rollbook.recovery.ledger_loss_healer import HealingOutcome, LedgerLossHealer
+from rollbook.recovery.possible_loss_healer import Healing, PossibleLossHealer
 from rollbook.recovery.possible_losses_port import DoubtsPage
 from tests.support.healing import DirectDoubts
 from tests.support.ledger_cluster import LocalCluster
@@ -72,7 +72,7 @@ async def heal(
     while not knows_all(ledgers, cluster):
         await asyncio.sleep(0.01)
     doubts = doubts or DirectDoubts(cluster.bookies[HURT])
-    healer = BookieRestorer(ledgers, BookieId(HURT), doubts, SMALL, accepted=accepted, **how)
+    healer = PossibleLossHealer(ledgers, BookieId(HURT), doubts, SMALL, accepted=accepted, **how)
     return await healer.heal()
 
 
@@ -176,14 +176,14 @@ async def test_ledger_deleted_during_healing_counts_as_gone(
     async with cluster.connect(QUICK) as ledgers, cluster.connect(QUICK) as others:
         ledger_id = (await write(ledgers, 10, is_closed=True)).ledger_id
         await reformat(cluster)
-        list_entries = LedgerRestorer._list
+        list_entries = LedgerLossHealer._list
 
-        async def list_late(self: LedgerRestorer) -> EntryList:
+        async def list_late(self: LedgerLossHealer) -> EntryList:
             monkeypatch.undo()
             await others.delete(ledger_id)
             return await list_entries(self)
 
-        monkeypatch.setattr(LedgerRestorer, "_list", list_late)
+        monkeypatch.setattr(LedgerLossHealer, "_list", list_late)
         assert (await heal(cluster, ledgers, includes_all=True)).ledgers == {HealingOutcome.GONE: 1}
         assert not is_in_doubt(cluster)
 
