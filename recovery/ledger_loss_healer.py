@@ -227,6 +227,7 @@ class LedgerLossHealer:
 
     async def _decide(self, metadata: LedgerMetadata) -> OpenLedgerDecision:
         task = self._task
+        confirmed = await self._without_closing(metadata)
         doubts = OpenLedgerDoubts(
             metadata,
             self._bookie,
@@ -235,7 +236,7 @@ class LedgerLossHealer:
             is_unclaimed=UNCLAIMED in dict(metadata.custom),
             refuses_writer=self._ledgers.live().refuses(self._bookie, metadata.ledger_id),
         )
-        return doubts.decide(await self._without_closing(metadata), self._writers)
+        return doubts.decide(confirmed, self._writers)
 
     async def _require_unmoved(self, metadata: LedgerMetadata) -> None:
         """Check that the ledger's members are still the bookies that were asked. Raises `NoSuchLedger`, or

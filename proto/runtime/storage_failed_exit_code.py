@@ -1,4 +1,4 @@
-"""The exit codes of Rollbook's processes."""
+"""The exit code of a process whose storage has failed."""
 
 from typing import Final
 

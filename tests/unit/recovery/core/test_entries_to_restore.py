@@ -70,7 +70,7 @@ def heal(
     accepted: list[EntrySpan],
     step: int,
 ) -> Healed:
-    """Heal like `LedgerHealer`, with bookies that answer at once."""
+    """Heal like `LedgerLossHealer`, with bookies that answer at once."""
     healed = Healed([], [], [], [], [])
     for first, last, fragment in stretches(metadata, B, doubted):
         if fragment is None:

@@ -1,7 +1,7 @@
 """Common mistakes of operators, as a table: a bookie that cannot start ends with an error, a next step and an exit code,
 and starts once the cause is removed.
 
-Other tests cover ZooKeeper being down (`test_server_readiness`), a certificate for another name (`test_peer_credentials`),
+Other tests cover ZooKeeper being down (`test_server_startup`), a certificate for another name (`test_peer_credentials`),
 a full disk (`unit/bookie/test_identity`, `deploy --of systemd`) and wrong chart values (`architecture/test_chart`).
 """
 
