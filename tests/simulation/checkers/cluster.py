@@ -207,7 +207,10 @@ class ClusterChecker:
         self._unmarked_s: dict[tuple[int, BookieId], float] = {}  # When a mark of both went last.
         self._healing_failed_s: dict[tuple[int, str], float] = {}  # By healer and bookie.
         self._losses_told: dict[tuple[str, str], tuple[int, float]] = {}  # By process and bookie.
-        self._scarce_s: dict[int, float] = {}  # When a ledger's writer had nowhere to go.
+        self._scarce_s: dict[int, float] = {}  # When a ledger's writer last had nowhere to go.
+        self._scarce_now: set[int] = (
+            set()
+        )  # Ledgers whose writers had nowhere to go at the last look.
 
     # --- What is done to bookies --------------------------------------------------------------
 
@@ -475,8 +478,10 @@ class ClusterChecker:
         ]  # Who was formatted since refuses its writer (WR11).
         spare = [each for each in takes if each not in members]
         lost = [each for each in members if each not in takes]
-        if len(spare) < max(1, len(lost)):
+        is_scarce = len(spare) < max(1, len(lost))
+        if is_scarce or ledger_id in self._scarce_now:  # What was scarce was so until now.
             self._scarce_s[ledger_id] = self._now()
+        (self._scarce_now.add if is_scarce else self._scarce_now.discard)(ledger_id)
 
     # --- All other nodes ------------------------------------------------------------------------
 
